@@ -1,0 +1,72 @@
+"""What capture and record need from a framework. The only place, with its siblings, that knows one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mindspeed_precision.records import Digest, Layout
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostTensor:
+    """A tensor copied to the host.
+
+    Attributes:
+        bits: the elements in C order as unsigned integers of their width (``uint16`` for bfloat16), ``[...]``
+            of the logical shape.
+        dtype: framework-neutral name of the element type.
+    """
+
+    bits: NDArray[Any]
+    dtype: str
+
+    def __post_init__(self) -> None:
+        assert self.bits.dtype.kind == "u" or self.bits.dtype == np.bool_
+
+
+class Backend(Protocol):
+    """A framework, as seen by capture and record.
+
+    ``begin_digest`` and ``snapshot`` are called while training runs: they only enqueue work on the tensor's
+    own device and stream, and never wait for it. ``finish_digests`` and ``to_host`` are called at the end of
+    a step and may wait.
+    """
+
+    name: str
+
+    def is_tensor(self, value: object) -> bool:
+        """Tell whether ``value`` is a tensor of this framework."""
+        ...
+
+    def shape(self, tensor: Any) -> tuple[int, ...]:
+        """Return the logical shape."""
+        ...
+
+    def dtype(self, tensor: Any) -> str:
+        """Return the framework-neutral name of the element type (``bfloat16``)."""
+        ...
+
+    def layout(self, tensor: Any) -> Layout:
+        """Return strides, offset and contiguity as they are now."""
+        ...
+
+    def begin_digest(self, tensor: Any, *, statistics: bool) -> Any:
+        """Enqueue the fingerprints, and the statistics if asked for; return an opaque handle."""
+        ...
+
+    def finish_digests(self, handles: Sequence[Any]) -> list[Digest]:
+        """Wait once and return the digests of all ``handles`` in order."""
+        ...
+
+    def snapshot(self, tensor: Any) -> Any:
+        """Enqueue a copy in C order on the device; later writes to ``tensor`` do not change it."""
+        ...
+
+    def to_host(self, snapshot: Any) -> HostTensor:
+        """Copy a snapshot to the host."""
+        ...

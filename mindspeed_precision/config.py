@@ -1,0 +1,287 @@
+"""Settings: OmegaConf at the door, frozen dataclasses inside."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from mindspeed_precision.errors import ConfigError
+from mindspeed_precision.records import Level, RecordKey
+
+DROP = "drop"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NumberSet:
+    """A set of steps or ranks, written ``"0-3,10"``; the empty text is every number."""
+
+    text: str
+    ranges: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def parse(cls, text: str, *, where: str) -> NumberSet:
+        """Read ``"0-3,10"``.
+
+        Raises:
+            ConfigError: ``text`` is not a list of numbers and ranges.
+        """
+        ranges = []
+        for part in filter(None, str(text).replace(" ", "").split(",")):
+            low, dash, high = part.partition("-")
+            if not low.isdigit() or (dash and not high.isdigit()):
+                raise ConfigError(
+                    "not a list of numbers and ranges", where=where, found=repr(text), expected='like "0-3,10"'
+                )
+            ranges.append((int(low), int(high or low)))
+        return cls(text=str(text), ranges=tuple(ranges))
+
+    def __contains__(self, number: int) -> bool:
+        return not self.ranges or any(low <= number <= high for low, high in self.ranges)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptureRule:
+    """Which records are kept how; shell patterns on fqn, role and phase.
+
+    Attributes:
+        level: a level, or None to drop the record.
+    """
+
+    fqn: str
+    role: str
+    phase: str
+    steps: NumberSet
+    level: Level | None
+
+    def applies(self, key: RecordKey) -> bool:
+        """Tell whether the rule speaks of ``key``."""
+        return (
+            key.step in self.steps
+            and fnmatchcase(key.role.value, self.role)
+            and fnmatchcase(key.phase.value, self.phase)
+            and fnmatchcase(key.fqn, self.fqn)
+        )
+
+    def describe(self) -> str:
+        """Return the rule as the user wrote it."""
+        level = self.level.value if self.level else DROP
+        return f"fqn={self.fqn} role={self.role} phase={self.phase} steps={self.steps.text or 'all'} level={level}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptureSettings:
+    """What is captured, and how much is kept of it (``configs/default.yaml``)."""
+
+    level: Level
+    rules: tuple[CaptureRule, ...]
+    modules: bool
+    wgrad: bool
+    optimizer: bool
+    batch: bool
+
+    def level_of(self, key: RecordKey) -> Level | None:
+        """Return how much to keep of the record ``key``, or None to drop it; the last rule that applies wins."""
+        for rule in reversed(self.rules):
+            if rule.applies(key):
+                return rule.level
+        return self.level
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeterminismSettings:
+    """What is pinned (``configs/default.yaml``)."""
+
+    enabled: bool
+    seed: int
+    reseed: bool
+    zero_dropout: bool
+    fill_uninitialized_memory: bool
+    strict: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class PatchSettings:
+    """Where declarations are found, and which wrappers may be loaded."""
+
+    search_path: tuple[str, ...]
+    allow_external: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Every setting of a run, frozen."""
+
+    out: Path
+    steps: NumberSet
+    ranks: NumberSet
+    capture: CaptureSettings
+    determinism: DeterminismSettings
+    remedies: tuple[str, ...]
+    patches: PatchSettings
+    source: dict[str, Any] = field(compare=False, repr=False)
+
+
+@dataclass
+class _Rule:
+    fqn: str = "*"
+    role: str = "*"
+    phase: str = "*"
+    steps: str = ""
+    level: str = "tensor"
+
+
+@dataclass
+class _Capture:
+    level: str = "statistics"
+    rules: list[_Rule] = field(default_factory=list)
+    modules: bool = True
+    wgrad: bool = True
+    optimizer: bool = True
+    batch: bool = True
+
+
+@dataclass
+class _Determinism:
+    enabled: bool = True
+    seed: int = 1234
+    reseed: bool = False
+    zero_dropout: bool = False
+    fill_uninitialized_memory: bool = True
+    strict: bool = True
+
+
+@dataclass
+class _Patches:
+    search_path: list[str] = field(default_factory=list)
+    allow_external: bool = False
+
+
+@dataclass
+class _Schema:
+    out: str = "precision_runs/run"
+    steps: str = ""
+    ranks: str = ""
+    capture: _Capture = field(default_factory=_Capture)
+    determinism: _Determinism = field(default_factory=_Determinism)
+    remedies: list[str] = field(default_factory=list)
+    patches: _Patches = field(default_factory=_Patches)
+
+
+def data_directory(name: str) -> Path:
+    """Return the directory of shipped data ``name`` (``patches`` or ``configs``), installed or in a checkout."""
+    installed = Path(__file__).parent / "_data" / name
+    return installed if installed.is_dir() else Path(__file__).parent.parent / name
+
+
+def load_settings(
+    file: str | Path | None = None, overrides: Sequence[str] = (), out: str | Path | None = None
+) -> Settings:
+    """Merge the defaults, a YAML file, a dot list and the run directory, in this order.
+
+    Args:
+        file: YAML file, or the name of a preset in ``configs/presets``; None for the defaults.
+        overrides: ``key=value`` items of an OmegaConf dot list.
+        out: run directory; wins over the file and the dot list.
+
+    Raises:
+        ConfigError: a file is missing or no YAML mapping, a key is unknown, or a value does not fit.
+    """
+    layers = [OmegaConf.structured(_Schema)]
+    try:
+        if file is not None:
+            layers.append(_load_yaml(_find(file)))
+        for item in overrides:
+            layers.append(OmegaConf.from_dotlist([item]))
+        if out is not None:
+            layers.append(OmegaConf.create({"out": str(out)}))
+        merged = OmegaConf.merge(*layers)
+        plain = OmegaConf.to_container(merged, resolve=True)
+    except OmegaConfBaseException as error:
+        message = str(error).splitlines()[0]
+        raise ConfigError(
+            message, where=getattr(error, "full_key", None) or "settings", remedy="see configs/default.yaml"
+        ) from error
+    assert isinstance(plain, dict)
+    return _freeze({str(key): value for key, value in plain.items()})
+
+
+def _find(file: str | Path) -> Path:
+    path = Path(file)
+    preset = data_directory("configs") / "presets" / f"{path.name}.yaml"
+    if not path.exists() and path.suffix == "" and preset.exists():
+        return preset
+    if not path.is_file():
+        known = sorted(p.stem for p in preset.parent.glob("*.yaml"))
+        raise ConfigError(
+            "no such settings file", where=str(file), remedy=f"give a YAML file or a preset of {', '.join(known)}"
+        )
+    return path
+
+
+def _load_yaml(path: Path) -> DictConfig:
+    try:
+        loaded = OmegaConf.load(path)
+    except OmegaConfBaseException:
+        raise
+    except Exception as error:
+        message = " ".join(str(error).split())
+        raise ConfigError(f"not readable as YAML: {message}", where=str(path)) from error
+    if not isinstance(loaded, DictConfig):
+        raise ConfigError("not a mapping", where=str(path), found=type(loaded).__name__, expected="key: value lines")
+    return loaded
+
+
+def _level(text: str, *, where: str) -> Level:
+    try:
+        return Level(text)
+    except ValueError:
+        known = ", ".join(level.value for level in Level)
+        raise ConfigError("no such level", where=where, found=text, expected=f"one of {known}") from None
+
+
+def _freeze(plain: dict[str, Any]) -> Settings:
+    capture = dict(plain["capture"])
+    rules = tuple(
+        CaptureRule(
+            fqn=rule["fqn"],
+            role=rule["role"],
+            phase=rule["phase"],
+            steps=NumberSet.parse(rule["steps"], where=f"capture.rules[{index}].steps"),
+            level=None if rule["level"] == DROP else _level(rule["level"], where=f"capture.rules[{index}].level"),
+        )
+        for index, rule in enumerate(capture.pop("rules"))
+    )
+    level = _level(capture.pop("level"), where="capture.level")
+    return Settings(
+        out=Path(plain["out"]),
+        steps=NumberSet.parse(plain["steps"], where="steps"),
+        ranks=NumberSet.parse(plain["ranks"], where="ranks"),
+        capture=CaptureSettings(level=level, rules=rules, **capture),
+        determinism=DeterminismSettings(**plain["determinism"]),
+        remedies=tuple(plain["remedies"]),
+        patches=PatchSettings(
+            search_path=tuple(plain["patches"]["search_path"]), allow_external=plain["patches"]["allow_external"]
+        ),
+        source=plain,
+    )
+
+
+def setting_names() -> list[str]:
+    """Return every dotted setting name of the schema, for tests of ``configs/default.yaml``."""
+
+    def walk(schema: type, prefix: str) -> list[str]:
+        names = []
+        for entry in dataclasses.fields(schema):
+            default = None if entry.default_factory is dataclasses.MISSING else entry.default_factory()
+            nested = dataclasses.is_dataclass(default)
+            names += walk(type(default), f"{prefix}{entry.name}.") if nested else [f"{prefix}{entry.name}"]
+        return names
+
+    return walk(_Schema, "")

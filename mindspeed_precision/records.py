@@ -1,0 +1,445 @@
+"""The types that cross a seam. READ THIS FIRST.
+
+A training run turns live tensors into records; everything after the run is a function of records::
+
+    capture ─ Observation → record ─ TensorRecord → dump ═ files ═ align ─ Pair | Unmatched
+                                                     → compare ─ Comparison → diagnose ─ Diagnosis → report
+
+Every type is frozen and keyword-only, and none of them imports a framework.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+NO_MICROBATCH = -1
+"""Microbatch of a record that belongs to the whole step (reduction, clipping, optimizer)."""
+
+INIT_STEP = -1
+"""Step of a record taken before the first step (initial parameters)."""
+
+
+class Phase(str, Enum):
+    """When a tensor was seen, in the order in which one step goes through it."""
+
+    INIT = "init"
+    BATCH = "batch"
+    FPROP = "fprop"
+    LOSS = "loss"
+    DGRAD = "dgrad"
+    WGRAD = "wgrad"
+    ACCUMULATE = "accumulate"
+    REDUCE = "reduce"
+    CLIP = "clip"
+    OPTIMIZER = "optimizer"
+
+
+class Role(str, Enum):
+    """What a tensor is (design glossary: ``docs/glossary.md``)."""
+
+    INPUT = "input"
+    OUTPUT = "output"
+    GRAD_OUTPUT = "grad_output"
+    GRAD_INPUT = "grad_input"
+    WEIGHT = "weight"
+    BIAS = "bias"
+    WGRAD = "wgrad"
+    BGRAD = "bgrad"
+    MAIN_GRAD = "main_grad"
+    REDUCED_GRAD = "reduced_grad"
+    PARAM = "param"
+    EXP_AVG = "exp_avg"
+    EXP_AVG_SQ = "exp_avg_sq"
+    MASTER_PARAM = "master_param"
+    LOSS = "loss"
+    GRAD_NORM = "grad_norm"
+    BATCH = "batch"
+    HYPERPARAMETER = "hyperparameter"
+    """A number that the optimizer really used for one parameter; ``slot`` names it (lr, eps, …)."""
+    RNG = "rng"
+    """State of a random generator; ``slot`` names the generator."""
+
+
+class Level(str, Enum):
+    """How much is kept of a record; each level includes the ones before it."""
+
+    FINGERPRINT = "fingerprint"
+    STATISTICS = "statistics"
+    TENSOR = "tensor"
+
+    @property
+    def rank(self) -> int:
+        """Position in the order fingerprint < statistics < tensor."""
+        return list(Level).index(self)
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class RecordKey:
+    """Identity of a record within one rank; two runs are matched on it.
+
+    Attributes:
+        step: 0-based training step, or ``INIT_STEP``.
+        microbatch: 0-based microbatch of the step, or ``NO_MICROBATCH``.
+        phase: when.
+        fqn: canonical module path (global layer and expert numbers, no ``module.`` wrappers); of a
+            parameter for records about parameters (``decoder.layers.0.mlp.linear_fc1.weight``), of a
+            module for what modules receive and return, and for dW at the GEMM
+            (``decoder.layers.0.mlp.linear_fc1``).
+        role: what.
+        slot: which one, where a role has several: an index or keyword of a module's inputs and outputs
+            (``0``, ``attention_mask``), ``before``/``after`` of an accumulation, a hyperparameter's name.
+        occurrence: nth call of the same fqn in one microbatch, 0-based. Recomputation is not counted.
+        recomputed: seen while activations were recomputed inside the backward pass.
+    """
+
+    step: int
+    microbatch: int = NO_MICROBATCH
+    phase: Phase
+    fqn: str
+    role: Role
+    slot: str = ""
+    occurrence: int = 0
+    recomputed: bool = False
+
+    def describe(self) -> str:
+        """Return the key as a short phrase for a person."""
+        where = f"step {self.step}" if self.step != INIT_STEP else "before the first step"
+        if self.microbatch != NO_MICROBATCH:
+            where += f", microbatch {self.microbatch}"
+        slot = f"[{self.slot}]" if self.slot else ""
+        again = f" (call {self.occurrence})" if self.occurrence else ""
+        redo = " (recomputed)" if self.recomputed else ""
+        return f"{where}: {self.fqn or '(model)'} {self.role.value}{slot} in {self.phase.value}{again}{redo}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """How a tensor lay in memory when it was seen, before anybody copied it.
+
+    Attributes:
+        stride: elements between neighbours, per dimension.
+        storage_offset: elements before the first one in its storage.
+        contiguous: whether it is contiguous in C order.
+        format: storage format where the device has several (NPU: ``ND``, ``FRACTAL_NZ``); else empty.
+    """
+
+    stride: tuple[int, ...]
+    storage_offset: int = 0
+    contiguous: bool = True
+    format: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statistics:
+    """Moments of a tensor. Never called a fingerprint: they do not decide equality.
+
+    Attributes:
+        minimum: smallest finite element; NaN when there is none.
+        maximum: largest finite element; NaN when there is none.
+        mean: mean of the finite elements; NaN when there is none.
+        l2_norm: Euclidean norm of the finite elements.
+        zeros: number of elements equal to zero (either sign).
+        nans: number of NaN.
+        infs: number of infinities (either sign).
+        exponents: histogram of the 8-bit exponent of the element as float32 (bin 0: zero and subnormal,
+            bin 255: Inf and NaN); only bins that are not empty, ``{bin: count}``.
+    """
+
+    minimum: float
+    maximum: float
+    mean: float
+    l2_norm: float
+    zeros: int
+    nans: int
+    infs: int
+    exponents: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Digest:
+    """What the record stage computed from a tensor's bits.
+
+    Attributes:
+        fingerprint: position-keyed 64-bit sum over the logical elements (``docs/dump-format.md``); equal
+            for equal logical tensors whatever their strides.
+        unordered: the same without positions; equal under any permutation of the elements.
+        statistics: moments, or None when only the fingerprint was asked for.
+    """
+
+    fingerprint: int
+    unordered: int
+    statistics: Statistics | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observation:
+    """A live tensor, as capture hands it to record. Only valid during the call.
+
+    Attributes:
+        key: identity.
+        tensor: the framework's tensor; never kept by reference after the call returns.
+        note: how the tensor came about, where it is not simply what the role says
+            (``difference of main_grad``: dW of a fused GEMM).
+    """
+
+    key: RecordKey
+    tensor: Any
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorRecord:
+    """One line of ``index.jsonl``.
+
+    Attributes:
+        seq: position in this rank's execution order, from 0.
+        key: identity.
+        shape: logical shape.
+        dtype: framework-neutral name (``bfloat16``, ``float32``, ``int64``, ``float8_e4m3fn`` …).
+        layout: strides as seen; None for a host number.
+        digest: fingerprint and statistics.
+        payload: file in the rank's directory that holds the elements under the key ``str(seq)``; or None.
+        note: see ``Observation``.
+    """
+
+    seq: int
+    key: RecordKey
+    shape: tuple[int, ...]
+    dtype: str
+    layout: Layout | None
+    digest: Digest
+    payload: str | None = None
+    note: str = ""
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+    @property
+    def value(self) -> float | None:
+        """The element of a one-element record that has statistics; NaN and infinities included."""
+        statistics = self.digest.statistics
+        if self.numel != 1 or statistics is None:
+            return None
+        if statistics.nans:
+            return float("nan")
+        if statistics.infs:
+            return float("inf")
+        return statistics.mean
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankCoordinates:
+    """Where a rank sits in the parallel layout; sizes are those of the whole run."""
+
+    rank: int = 0
+    world_size: int = 1
+    tp_rank: int = 0
+    tp_size: int = 1
+    pp_rank: int = 0
+    pp_size: int = 1
+    dp_rank: int = 0
+    dp_size: int = 1
+    cp_rank: int = 0
+    cp_size: int = 1
+    ep_rank: int = 0
+    ep_size: int = 1
+
+    def sizes(self) -> dict[str, int]:
+        """Return the sizes alone: equal on all ranks of a run."""
+        return {
+            name: getattr(self, name)
+            for name in ("world_size", "tp_size", "pp_size", "dp_size", "cp_size", "ep_size")
+        }
+
+
+class Verdict(str, Enum):
+    """What a comparison says of one pair, and of two runs."""
+
+    IDENTICAL = "identical"
+    WITHIN_TOLERANCE = "within_tolerance"
+    DIVERGED = "diverged"
+    INCOMPARABLE = "incomparable"
+    MISSING = "missing"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """The same record of both runs."""
+
+    rank: int
+    baseline: TensorRecord
+    candidate: TensorRecord
+
+    @property
+    def key(self) -> RecordKey:
+        """Identity that both sides share."""
+        return self.candidate.key
+
+
+class Side(str, Enum):
+    """Which run."""
+
+    BASELINE = "baseline"
+    CANDIDATE = "candidate"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unmatched:
+    """A record that only one run has.
+
+    Attributes:
+        side: the run that has it.
+        rank: the rank that has it.
+        record: the record.
+        closest: up to three keys of the other run that resemble it, best first.
+    """
+
+    side: Side
+    rank: int
+    record: TensorRecord
+    closest: tuple[RecordKey, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """A pair and what was found about it.
+
+    Attributes:
+        pair: the two records.
+        verdict: the policy's answer.
+        metrics: named facts (``bitwise``, ``rel_frobenius``, ``max_abs_err``, ``max_ulp``,
+            ``mismatched``, ``permutation`` …); only those that the records support.
+        reason: why the verdict is not ``identical``, in one phrase.
+    """
+
+    pair: Pair
+    verdict: Verdict
+    metrics: Mapping[str, float | int | bool]
+    reason: str = ""
+
+
+class Severity(str, Enum):
+    """How bad a finding is; ``error`` makes the exit status 1."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    INFO = "info"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """A cause, or something wrong that needs no second run (ids: ``docs/findings.md``).
+
+    Attributes:
+        id: stable dotted id, ``wgrad.operand_layout``.
+        severity: how bad.
+        confidence: 0 to 1, how sure the rule is that this is a cause.
+        title: one sentence.
+        evidence: facts, one per line.
+        remedy: what to change, as a command or a setting where there is one.
+        proved_by_replay: the operation was rerun from captured operands and gave both sides bit for bit.
+        where: the record that it concerns, where there is one.
+    """
+
+    id: str
+    severity: Severity
+    confidence: float
+    title: str
+    evidence: tuple[str, ...] = ()
+    remedy: str = ""
+    proved_by_replay: bool = False
+    where: RecordKey | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """A record that diverges while nothing it consumed does, with every rank on which it does.
+
+    Attributes:
+        comparison: the comparison on the first such rank.
+        ranks: all ranks on which this key is an origin, ascending.
+        propagated: number of later divergent records that its divergence explains.
+    """
+
+    comparison: Comparison
+    ranks: tuple[int, ...]
+    propagated: int = 0
+
+    @property
+    def key(self) -> RecordKey:
+        """Identity of the record."""
+        return self.comparison.pair.key
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coverage:
+    """What was looked at. Absent data must never look like agreement.
+
+    Attributes:
+        parameters: trainable parameters, over all ranks, by canonical name.
+        parameters_with_wgrad: of those, how many had dW in every microbatch of every compared step.
+        records: records of the candidate in the compared steps.
+        matched: of those, how many had a partner.
+        unmatched: records of either run without a partner.
+    """
+
+    parameters: int
+    parameters_with_wgrad: int
+    records: int
+    matched: int
+    unmatched: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepScalars:
+    """What a user reads in the log of one step: loss and grad norm of both runs (None: not recorded)."""
+
+    step: int
+    baseline_loss: float | None
+    candidate_loss: float | None
+    baseline_grad_norm: float | None
+    candidate_grad_norm: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """The answer: what ``verdict.json``, the console and the report are made from.
+
+    Attributes:
+        status: the verdict on the two runs.
+        baseline: path of the baseline run.
+        candidate: path of the candidate run.
+        origins: every origin, first divergence first.
+        findings: causes and other findings, most likely first.
+        coverage: what was looked at.
+        scalars: loss and grad norm by step.
+        steps: compared steps, ascending.
+        diverged: number of divergent pairs.
+        notes: what the reader must know about this answer (steps left out, ranks missing …).
+        unmatched: records without a partner.
+    """
+
+    status: Verdict
+    baseline: str
+    candidate: str
+    origins: tuple[Origin, ...]
+    findings: tuple[Finding, ...]
+    coverage: Coverage
+    scalars: tuple[StepScalars, ...]
+    steps: tuple[int, ...]
+    diverged: int
+    notes: tuple[str, ...] = ()
+    unmatched: tuple[Unmatched, ...] = ()
+
+    @property
+    def first_divergence(self) -> Origin | None:
+        """The earliest origin, or None."""
+        return self.origins[0] if self.origins else None
