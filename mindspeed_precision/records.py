@@ -307,23 +307,34 @@ class Unmatched:
     record: TensorRecord
     closest: tuple[RecordKey, ...] = ()
 
+    @property
+    def key(self) -> RecordKey:
+        """Identity of the record."""
+        return self.record.key
+
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
     """A pair and what was found about it.
 
     Attributes:
-        pair: the two records.
-        verdict: the policy's answer.
+        pair: the two records; or, with the verdict ``missing``, the one that has no partner although the
+            other run should have it.
+        verdict: the policy's answer; ``missing`` also for a pair whose elements the policy needs and nobody kept.
         metrics: named facts (``bitwise``, ``rel_frobenius``, ``max_abs_err``, ``max_ulp``,
             ``mismatched``, ``permutation`` …); only those that the records support.
         reason: why the verdict is not ``identical``, in one phrase.
     """
 
-    pair: Pair
+    pair: Pair | Unmatched
     verdict: Verdict
     metrics: Mapping[str, float | int | bool]
     reason: str = ""
+
+    @property
+    def key(self) -> RecordKey:
+        """Identity of what was compared."""
+        return self.pair.key
 
 
 class Severity(str, Enum):
@@ -332,6 +343,49 @@ class Severity(str, Enum):
     ERROR = "error"
     WARNING = "warning"
     INFO = "info"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayRecipe:
+    """One way to compute dW from the captured operands, and what it gave.
+
+    Attributes:
+        recipe: the expression, as a person would write it.
+        baseline_mismatched: elements of the baseline's dW that it does not reproduce bit for bit.
+        candidate_mismatched: the same for the candidate's dW.
+        recorded_for: the sides whose recorded layouts say that this is what they computed.
+    """
+
+    recipe: str
+    baseline_mismatched: int
+    candidate_mismatched: int
+    recorded_for: tuple[Side, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay:
+    """dW of one GEMM, recomputed from its captured operands.
+
+    Attributes:
+        key: the record of dW.
+        rank: the rank whose operands were taken.
+        elements: number of elements of dW.
+        recipes: what each way of computing it gave.
+        baseline_error: relative Frobenius distance of the baseline's dW to dW in float64.
+        candidate_error: the same for the candidate's.
+        environment: what it ran on (framework, threads, kernels).
+        proved: one recipe gives the baseline bit for bit, another the candidate, and each is what the recorded
+            layouts say of that side.
+    """
+
+    key: RecordKey
+    rank: int
+    elements: int
+    recipes: tuple[ReplayRecipe, ...]
+    baseline_error: float
+    candidate_error: float
+    environment: str
+    proved: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -347,6 +401,8 @@ class Finding:
         remedy: what to change, as a command or a setting where there is one.
         proved_by_replay: the operation was rerun from captured operands and gave both sides bit for bit.
         where: the record that it concerns, where there is one.
+        explains: keys of the origins that it accounts for.
+        replay: what replay said, where it ran.
     """
 
     id: str
@@ -357,6 +413,8 @@ class Finding:
     remedy: str = ""
     proved_by_replay: bool = False
     where: RecordKey | None = None
+    explains: tuple[RecordKey, ...] = ()
+    replay: Replay | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -367,16 +425,18 @@ class Origin:
         comparison: the comparison on the first such rank.
         ranks: all ranks on which this key is an origin, ascending.
         propagated: number of later divergent records that its divergence explains.
+        inputs: what it consumed and how that compares, in one phrase.
     """
 
     comparison: Comparison
     ranks: tuple[int, ...]
     propagated: int = 0
+    inputs: str = ""
 
     @property
     def key(self) -> RecordKey:
         """Identity of the record."""
-        return self.comparison.pair.key
+        return self.comparison.key
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -425,6 +485,9 @@ class Diagnosis:
         diverged: number of divergent pairs.
         notes: what the reader must know about this answer (steps left out, ranks missing …).
         unmatched: records without a partner.
+        policy: name of the policy and what it demands, in one phrase.
+        decided: how many comparisons got which verdict.
+        comparisons: every comparison, in execution order.
     """
 
     status: Verdict
@@ -438,6 +501,9 @@ class Diagnosis:
     diverged: int
     notes: tuple[str, ...] = ()
     unmatched: tuple[Unmatched, ...] = ()
+    policy: str = ""
+    decided: Mapping[Verdict, int] = field(default_factory=dict)
+    comparisons: tuple[Comparison, ...] = field(default=(), compare=False, repr=False)
 
     @property
     def first_divergence(self) -> Origin | None:
