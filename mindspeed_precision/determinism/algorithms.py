@@ -1,0 +1,167 @@
+"""Switches inside a framework that decide whether an operation repeats, and a watch over them.
+
+TF32 is left as it is: it changes results but not their repeatability, so it is for the user to decide; it is
+recorded and compared between runs, and put back like the others when it changes while training runs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mindspeed_precision.config import DeterminismSettings
+from mindspeed_precision.determinism import witness
+
+
+@dataclass(frozen=True, kw_only=True)
+class Switch:
+    """One global switch of torch.
+
+    Attributes:
+        name: as it is reported.
+        read: returns its value, given ``torch``.
+        write: sets its value, given ``torch`` and the value.
+    """
+
+    name: str
+    read: Callable[[Any], Any]
+    write: Callable[[Any, Any], None]
+
+
+def _set_deterministic(torch: Any, enabled: bool) -> None:
+    torch.use_deterministic_algorithms(
+        enabled, warn_only=torch.is_deterministic_algorithms_warn_only_enabled()
+    )
+
+
+def _set_warn_only(torch: Any, warn_only: bool) -> None:
+    torch.use_deterministic_algorithms(torch.are_deterministic_algorithms_enabled(), warn_only=warn_only)
+
+
+def _attribute(name: str, path: str) -> Switch:
+    """A switch that is the attribute ``path`` of torch."""
+    *owners, last = path.split(".")
+
+    def owner(torch: Any) -> Any:
+        for step in owners:
+            torch = getattr(torch, step)
+        return torch
+
+    def write(torch: Any, value: Any) -> None:
+        setattr(owner(torch), last, value)
+
+    return Switch(name=name, read=lambda torch: getattr(owner(torch), last), write=write)
+
+
+SWITCHES: tuple[Switch, ...] = (
+    Switch(
+        name="deterministic_algorithms",
+        read=lambda torch: torch.are_deterministic_algorithms_enabled(),
+        write=_set_deterministic,
+    ),
+    Switch(
+        name="deterministic_warn_only",
+        read=lambda torch: torch.is_deterministic_algorithms_warn_only_enabled(),
+        write=_set_warn_only,
+    ),
+    _attribute("fill_uninitialized_memory", "utils.deterministic.fill_uninitialized_memory"),
+    _attribute("cudnn_deterministic", "backends.cudnn.deterministic"),
+    _attribute("cudnn_benchmark", "backends.cudnn.benchmark"),
+    _attribute("cudnn_allow_tf32", "backends.cudnn.allow_tf32"),
+    Switch(
+        name="float32_matmul_precision",
+        read=lambda torch: torch.get_float32_matmul_precision(),
+        write=lambda torch, value: torch.set_float32_matmul_precision(value),
+    ),
+)
+"""Every switch, in the order in which they are put back."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """A switch that somebody changed while training ran; it has been put back.
+
+    Attributes:
+        name: the switch.
+        found: its value.
+        expected: what it had been pinned to, and is again.
+        culprit: ``file:line in function`` of the call that changed it; empty when nobody saw one.
+    """
+
+    name: str
+    found: Any
+    expected: Any
+    culprit: str = ""
+
+    def describe(self) -> str:
+        """Return the change as one sentence."""
+        who = self.culprit or "somebody who did not call a function that is watched"
+        return f"{self.name} was changed from {self.expected!r} to {self.found!r} by {who}"
+
+
+def pin_algorithms(settings: DeterminismSettings) -> dict[str, Any]:
+    """Pin torch's switches, if torch is loaded.
+
+    Args:
+        settings: ``fill_uninitialized_memory`` decides that switch; the others are always pinned.
+
+    Returns:
+        Every switch as it is now; for ``reassert``. Empty when torch is not loaded.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return {}
+    pinned = {
+        "deterministic_algorithms": True,
+        "deterministic_warn_only": False,
+        "fill_uninitialized_memory": settings.fill_uninitialized_memory,
+        "cudnn_deterministic": True,
+        "cudnn_benchmark": False,
+    }
+    with witness.looking_away():
+        for switch in SWITCHES:
+            if switch.name in pinned and switch.read(torch) != pinned[switch.name]:
+                switch.write(torch, pinned[switch.name])
+    witness.forget()
+    return snapshot()
+
+
+def snapshot() -> dict[str, Any]:
+    """Return every switch as it is now; empty when torch is not loaded."""
+    torch = sys.modules.get("torch")
+    return {} if torch is None else {switch.name: switch.read(torch) for switch in SWITCHES}
+
+
+def reassert(expected: Mapping[str, Any]) -> list[Change]:
+    """Put back every switch that is no longer as ``expected``, and say who changed it.
+
+    Meant to be called at each step: a library may turn a strict switch into a warning without a word.
+
+    Args:
+        expected: what ``pin_algorithms`` or ``snapshot`` returned.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return []
+    changes = []
+    for switch in SWITCHES:
+        if switch.name not in expected:
+            continue
+        found = switch.read(torch)
+        if found != expected[switch.name]:
+            changes.append(
+                Change(
+                    name=switch.name,
+                    found=found,
+                    expected=expected[switch.name],
+                    culprit=witness.culprit_of(switch.name),
+                )
+            )
+    with witness.looking_away():
+        for switch in SWITCHES:
+            if any(change.name == switch.name for change in changes):
+                switch.write(torch, expected[switch.name])
+    witness.forget()
+    return changes
