@@ -1,0 +1,155 @@
+"""Start a training run under torchrun on this machine's CPUs, and read its log as its user does."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mindspeed_precision.errors import ExternalCommandError
+
+SCRIPT = Path(__file__).with_name("pretrain_gpt.py")
+
+# One thread: the order of sums, and so the bits, depends on how many there are.
+PINNED = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "PYTHONUNBUFFERED": "1",
+}
+TAIL_LINES = 30
+
+_ITERATION = re.compile(r"\biteration +(\d+)/ *\d+ \|")
+_LOSS = re.compile(r"\| lm loss: (\S+) \|")
+_NORM = re.compile(r"\| grad norm: (\S+) \|")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogRow:
+    """One step as Megatron prints it; the printed text is kept, since it is what a user compares.
+
+    Attributes:
+        iteration: Megatron's number, from 1.
+        loss: the text after ``lm loss:``; empty when the step was skipped.
+        grad_norm: the text after ``grad norm:``; empty when none was printed.
+    """
+
+    iteration: int
+    loss: str
+    grad_norm: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompletedRun:
+    """A training run that ended well.
+
+    Attributes:
+        returncode: of torchrun; 0.
+        log: where everything that it printed was written.
+        rows: the steps, in order.
+    """
+
+    returncode: int
+    log: Path
+    rows: tuple[LogRow, ...]
+
+    @property
+    def text(self) -> str:
+        """What the run printed, all ranks together."""
+        return self.log.read_text(encoding="utf-8", errors="replace")
+
+
+def run_training(
+    script: Path,
+    args: Sequence[str],
+    *,
+    processes: int = 1,
+    megatron: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    log: Path,
+    without: Iterable[str] = (),
+    timeout: float = 600,
+) -> CompletedRun:
+    """Run ``script`` under torchrun and the CPU layer, and wait for it.
+
+    Args:
+        script: a training script that knows nothing of the layer.
+        args: its arguments.
+        processes: how many ranks.
+        megatron: directory that holds the package ``megatron``; None when it is importable anyway.
+        environment: variables on top of this process's and of those that are pinned (one thread).
+        log: file that gets everything it prints; its directory is made.
+        without: pieces of the CPU layer to leave out.
+        timeout: seconds after which it is stopped.
+
+    Raises:
+        ExternalCommandError: it ended with another status than 0, or not in time.
+    """
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)),
+        *("-m", "mindspeed_precision.testing.cpu"),
+        *(word for name in without for word in ("--without", name)),
+        *(str(script), *args),
+    ]
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as stream:
+        process = subprocess.Popen(
+            command, stdout=stream, stderr=subprocess.STDOUT, env=_environment(megatron, environment or {})
+        )
+        try:
+            returncode: int | None = process.wait(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            returncode = None
+        finally:
+            if process.poll() is None:
+                process.terminate()  # torchrun ends its ranks
+                process.wait()
+    if returncode != 0:
+        found = f"stopped after {timeout:g} s" if returncode is None else f"exit status {returncode}"
+        raise ExternalCommandError(
+            f"the training run failed; its last lines were:\n{_tail(log)}\n",
+            where=script.name,
+            found=found,
+            expected="exit status 0",
+            remedy=f"read {log}",
+        )
+    return CompletedRun(
+        returncode=0, log=log, rows=parse_log(log.read_text(encoding="utf-8", errors="replace"))
+    )
+
+
+def parse_log(text: str) -> tuple[LogRow, ...]:
+    """Return the steps that Megatron printed in ``text``."""
+    rows = []
+    for line in text.splitlines():
+        if found := _ITERATION.search(line):
+            loss, norm = _LOSS.search(line), _NORM.search(line)
+            rows.append(
+                LogRow(
+                    iteration=int(found.group(1)),
+                    loss=loss.group(1) if loss else "",
+                    grad_norm=norm.group(1) if norm else "",
+                )
+            )
+    return tuple(rows)
+
+
+def _environment(megatron: Path | None, extra: Mapping[str, str]) -> dict[str, str]:
+    environment = {**os.environ, **PINNED}
+    package_root = Path(__file__).resolve().parents[3]
+    paths = [str(package_root), *([str(megatron.resolve())] if megatron else [])]
+    if inherited := os.environ.get("PYTHONPATH"):
+        paths.append(inherited)
+    return {**environment, "PYTHONPATH": os.pathsep.join(paths), **extra}
+
+
+def _tail(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    # what torchrun says about its ranks comes last, and hides what they said
+    ends = [number for number, line in enumerate(lines) if "torch/distributed/elastic/" in line and number]
+    end = ends[0] if ends else len(lines)
+    return "\n".join(lines[max(0, end - TAIL_LINES) : end])
