@@ -1,0 +1,172 @@
+"""What went in and what came out: batch tensors, sample ids, losses, states of the random generators."""
+
+from __future__ import annotations
+
+import functools
+import random
+import sys
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from mindspeed_precision.capture.context import CaptureContext
+from mindspeed_precision.capture.modules import tensors_of
+from mindspeed_precision.capture.names import unwrap
+from mindspeed_precision.records import Phase, RecordKey, Role
+
+BATCH = "batch"
+LOSS = "loss"
+RNG = "rng"
+
+
+def observed_forward_step(context: CaptureContext, forward_step: Callable[..., Any]) -> Callable[..., Any]:
+    """Return Megatron's ``forward_step(data_iterator, model, …)`` with its batch and its losses recorded.
+
+    Everything is passed on as it came; only the iterator is seen through, and the loss function that is
+    returned records what it returns.
+    """
+    chunks = {id(root): index for index, root in enumerate(context.names.roots)}
+
+    @functools.wraps(forward_step)
+    def step(data_iterator: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+        if not context.clock.in_step:
+            return forward_step(data_iterator, model, *args, **kwargs)
+        context.clock.announce_forward(chunks.get(id(unwrap(model)), 0))
+        if data_iterator is not None and hasattr(data_iterator, "__next__"):
+            data_iterator = ObservedIterator(context, data_iterator)
+        returned = forward_step(data_iterator, model, *args, **kwargs)
+        if isinstance(returned, tuple) and len(returned) > 1 and callable(returned[1]):
+            returned = (returned[0], _observed_loss(context, returned[1]), *returned[2:])
+        return returned
+
+    return step
+
+
+class ObservedIterator:
+    """A data iterator that records each batch that is taken from it; all else is the iterator's own."""
+
+    def __init__(self, context: CaptureContext, iterator: Any) -> None:
+        self._context = context
+        self._iterator = iterator
+
+    def __iter__(self) -> ObservedIterator:
+        return self
+
+    def __next__(self) -> Any:
+        journal.mark()
+        batch = next(self._iterator)
+        clock = self._context.clock
+        microbatch, occurrence = clock.forward_microbatch, clock.count(BATCH)
+        tensors = list(tensors_of(batch))
+        ids = journal.take()
+        if ids is not None:
+            tensors.append(("sample_ids", torch.tensor(ids, dtype=torch.int64, device="cpu")))
+        for slot, tensor in tensors:
+            self._context.observe(
+                Phase.BATCH,
+                BATCH,
+                Role.BATCH,
+                tensor,
+                slot=slot,
+                microbatch=microbatch,
+                occurrence=occurrence,
+            )
+        return batch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._iterator, name)
+
+
+def _observed_loss(context: CaptureContext, loss_function: Callable[..., Any]) -> Callable[..., Any]:
+    microbatch = context.clock.forward_microbatch
+
+    @functools.wraps(loss_function)
+    def loss(*args: Any, **kwargs: Any) -> Any:
+        returned = loss_function(*args, **kwargs)
+        for slot, tensor in tensors_of(returned):
+            # what is differentiated comes first; a report's entries keep their names: "2.lm loss" is "lm loss"
+            name = "" if slot == "0" else slot.partition(".")[2] or slot
+            context.observe(Phase.LOSS, LOSS, Role.LOSS, tensor.detach(), slot=name, microbatch=microbatch)
+        return returned
+
+    return loss
+
+
+def observe_step_losses(context: CaptureContext, losses: dict[str, Any]) -> None:
+    """Record the losses that the log of this step prints (empty except on the last pipeline stage)."""
+    for name, value in losses.items():
+        if isinstance(value, torch.Tensor):
+            context.observe(Phase.LOSS, LOSS, Role.LOSS, value.detach(), slot=name)
+        elif isinstance(value, (int, float)):
+            context.observe_number(Phase.LOSS, LOSS, Role.LOSS, float(value), slot=name)
+
+
+def observe_random_states(context: CaptureContext) -> None:
+    """Record a digest of every random generator's state, at the start of a step."""
+    numpy_state: Any = np.random.get_state()
+    states: dict[str, Any] = {
+        "python": repr(random.getstate()).encode(),
+        "numpy": numpy_state[1].tobytes() + repr(numpy_state[2:]).encode(),
+        "torch": torch.get_rng_state(),
+    }
+    for device in ("cuda", "npu"):
+        module = getattr(torch, device, None)
+        if module is not None and module.is_available() and module.is_initialized():
+            states[device] = module.get_rng_state()
+    tracker = sys.modules.get("megatron.core.tensor_parallel.random")
+    if tracker is not None:
+        states.update(tracker.get_cuda_rng_tracker().get_states())
+    for slot, state in states.items():
+        if isinstance(state, torch.Tensor):
+            context.observe(Phase.BATCH, RNG, Role.RNG, state, slot=slot)
+        elif isinstance(state, bytes):
+            key = RecordKey(
+                step=context.recorder.step, phase=Phase.BATCH, fqn=RNG, role=Role.RNG, slot=slot
+            )
+            context.recorder.observe_bytes(key, state)
+
+
+class _SampleJournal:
+    """Which sample ids the samplers handed out, so that a batch can be told by its samples.
+
+    With data-loader workers a sampler runs ahead of the batches, in order; the sampler that belongs to an
+    iterator is the one that was asked while a batch was taken from it.
+    """
+
+    def __init__(self) -> None:
+        self._handed_out: defaultdict[int, deque[list[int]]] = defaultdict(deque)
+        self._asked: list[int] = []
+        self._last: int | None = None
+
+    def mark(self) -> None:
+        """A batch is about to be taken."""
+        self._asked.clear()
+
+    def note(self, sampler: int, ids: list[int]) -> None:
+        """A sampler handed out ``ids``."""
+        self._handed_out[sampler].append(ids)
+        self._asked.append(sampler)
+
+    def take(self) -> list[int] | None:
+        """Return the ids of the batch that was just taken, or None when no sampler is known for it."""
+        if self._asked:
+            self._last = self._asked[-1]
+        if self._last is None or not self._handed_out[self._last]:
+            return None
+        return self._handed_out[self._last].popleft()
+
+
+journal = _SampleJournal()
+
+
+def observe_sample_ids(
+    wrapped: Callable[..., Any], instance: object, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Iterator[Any]:
+    """Note the sample ids that a batch sampler yields. Wraps its ``__iter__(self)``."""
+    for ids in wrapped(*args, **kwargs):
+        if isinstance(ids, list) and all(isinstance(item, int) for item in ids):
+            journal.note(id(instance), list(ids))
+        yield ids

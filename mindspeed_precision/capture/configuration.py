@@ -1,0 +1,111 @@
+"""The configuration as it took effect, the versions and the parallel layout: what ``run.json`` says of a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
+
+import torch
+
+from mindspeed_precision.capture.optimizer import members
+from mindspeed_precision.records import RankCoordinates
+
+_ENVIRONMENT_PREFIXES = (
+    "ASCEND_", "ATB_", "CLOSE_MATMUL", "CUBLAS_", "CUDA_", "CUSTOM_MATMUL", "GLOO_", "HCCL_", "INF_NAN",
+    "LCCL_", "MKL_", "MS_", "NCCL_", "NVTE_", "OMP_", "ONEDNN_", "PYTHONHASHSEED", "TASK_QUEUE", "TORCH_",
+)  # fmt: skip
+_MODULES = ("torch", "torch_npu", "numpy", "megatron.core", "mindspeed", "transformer_engine", "mindspore")
+
+
+def parallel_coordinates() -> RankCoordinates:
+    """Return this process's place in the parallel layout, from Megatron's state where it is initialised."""
+    state = sys.modules.get("megatron.core.parallel_state")
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return RankCoordinates()
+    rank, world_size = distributed.get_rank(), distributed.get_world_size()
+    if state is None or not state.model_parallel_is_initialized():
+        return RankCoordinates(rank=rank, world_size=world_size, dp_rank=rank, dp_size=world_size)
+    return RankCoordinates(
+        rank=rank,
+        world_size=world_size,
+        tp_rank=state.get_tensor_model_parallel_rank(),
+        tp_size=state.get_tensor_model_parallel_world_size(),
+        pp_rank=state.get_pipeline_model_parallel_rank(),
+        pp_size=state.get_pipeline_model_parallel_world_size(),
+        dp_rank=state.get_data_parallel_rank(),
+        dp_size=state.get_data_parallel_world_size(),
+        cp_rank=state.get_context_parallel_rank(),
+        cp_size=state.get_context_parallel_world_size(),
+        ep_rank=state.get_expert_model_parallel_rank(),
+        ep_size=state.get_expert_model_parallel_world_size(),
+    )
+
+
+def plain(value: object) -> Any:
+    """Return ``value`` as JSON can hold it; what has no stable text (addresses) becomes its type's name."""
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return value if value == value and abs(value) != float("inf") else str(value)
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(item) for item in value]
+    if isinstance(value, (torch.dtype, torch.device)):
+        return str(value).removeprefix("torch.")
+    name = getattr(value, "__qualname__", None)
+    return f"{getattr(value, '__module__', '')}.{name}" if name else f"<{type(value).__qualname__}>"
+
+
+def effective_configuration(chunks: list[Any], optimizer: Any) -> dict[str, dict[str, Any]]:
+    """Return the configuration objects that the run really uses, as plain data by kind."""
+    found: dict[str, dict[str, Any]] = {}
+    global_vars = sys.modules.get("megatron.training.global_vars")
+    if global_vars is not None and global_vars._GLOBAL_ARGS is not None:
+        found["megatron_args"] = plain(vars(global_vars.get_args()))
+    first = chunks[0]
+    for name, owner, attribute in (
+        ("transformer_config", first, "config"),
+        ("ddp_config", first, "ddp_config"),
+        *(("optimizer_config", member, "config") for member in members(optimizer) if optimizer is not None),
+    ):
+        config = getattr(owner, attribute, None)
+        if dataclasses.is_dataclass(config) and name not in found:
+            # not asdict: it deep-copies, and a config may hold process groups
+            found[name] = {entry.name: plain(getattr(config, entry.name, None)) for entry in dataclasses.fields(config)}
+    return found
+
+
+def versions() -> dict[str, str]:
+    """Return the version of every loaded package that matters; read from the module, not from a distribution."""
+    found = {"python": platform.python_version()}
+    for name in _MODULES:
+        module = sys.modules.get(name)
+        version = getattr(module, "__version__", None)
+        if version is not None:
+            found[name] = str(version)
+    return found
+
+
+def environment() -> dict[str, str]:
+    """Return the environment variables that can change numerics."""
+    return {name: value for name, value in sorted(os.environ.items()) if name.startswith(_ENVIRONMENT_PREFIXES)}
+
+
+def numerics(device: str) -> dict[str, Any]:
+    """Return the framework switches that a replay needs in order to compute as the run did."""
+    return {
+        "device": device,
+        "num_threads": torch.get_num_threads(),
+        "mkldnn": bool(torch.backends.mkldnn.enabled),
+        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+    }

@@ -1,0 +1,108 @@
+"""What every observer of one run shares, and which run is being observed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from mindspeed_precision.capture.clock import Call, Clock
+from mindspeed_precision.capture.coverage import CoverageWitness
+from mindspeed_precision.capture.names import Names
+from mindspeed_precision.config import CaptureSettings
+from mindspeed_precision.record.recorder import Recorder
+from mindspeed_precision.records import NO_MICROBATCH, Observation, Phase, RecordKey, Role
+
+
+class CaptureContext:
+    """The observers' common ground: names, clock, recorder, coverage.
+
+    Attributes:
+        names: canonical names of the model.
+        clock: which step and microbatch it is.
+        recorder: where observations go.
+        settings: what is wanted.
+        coverage: which parameters had dW.
+        optimizer: the outermost optimizer that is observed, or None.
+    """
+
+    def __init__(self, *, names: Names, recorder: Recorder, settings: CaptureSettings) -> None:
+        self.names = names
+        self.clock = Clock()
+        self.recorder = recorder
+        self.settings = settings
+        self.coverage = CoverageWitness()
+        self.optimizer: Any = None
+        self.parameter_names = {id(parameter): fqn for fqn, parameter in names.parameters}
+
+    @property
+    def training(self) -> bool:
+        """Whether a forward seen now belongs to training: not evaluation, not generation."""
+        return all(root.training for root in self.names.roots)
+
+    def observe(
+        self,
+        phase: Phase,
+        fqn: str,
+        role: Role,
+        tensor: torch.Tensor,
+        *,
+        slot: str = "",
+        microbatch: int = NO_MICROBATCH,
+        occurrence: int = 0,
+        recomputed: bool = False,
+        note: str = "",
+    ) -> None:
+        """Hand one live tensor to the record stage."""
+        key = RecordKey(
+            step=self.recorder.step,
+            microbatch=microbatch,
+            phase=phase,
+            fqn=fqn,
+            role=role,
+            slot=slot,
+            occurrence=occurrence,
+            recomputed=recomputed,
+        )
+        self.recorder.observe(Observation(key=key, tensor=tensor, note=note))
+
+    def observe_call(
+        self, call: Call, phase: Phase, role: Role, tensor: torch.Tensor, slot: str = "", note: str = ""
+    ) -> None:
+        """Hand over a tensor of one module call. Backward records are never marked as recomputed."""
+        self.observe(
+            phase,
+            call.fqn,
+            role,
+            tensor,
+            slot=slot,
+            microbatch=call.microbatch,
+            occurrence=call.occurrence,
+            recomputed=call.recomputed and phase is Phase.FPROP,
+            note=note,
+        )
+
+    def observe_number(self, phase: Phase, fqn: str, role: Role, value: float, *, slot: str = "") -> None:
+        """Hand a host number of the whole step to the record stage."""
+        key = RecordKey(step=self.recorder.step, phase=phase, fqn=fqn, role=role, slot=slot)
+        self.recorder.observe_number(key, value)
+
+
+_active: list[CaptureContext] = []
+
+
+def active() -> CaptureContext | None:
+    """Return the context of the run that is being observed and is inside a step, or None."""
+    return _active[-1] if _active and _active[-1].clock.in_step else None
+
+
+@contextmanager
+def activated(context: CaptureContext) -> Iterator[CaptureContext]:
+    """Make ``context`` the one that the patches' wrappers report to."""
+    _active.append(context)
+    try:
+        yield context
+    finally:
+        _active.remove(context)

@@ -1,0 +1,103 @@
+"""fprop and dgrad at module boundaries.
+
+Forward hooks see inputs and outputs; gradients come from hooks on the *tensors*. A full backward hook would put
+an identity function into the graph, which reorders the sum of a gradient that has several consumers and so
+changes the bits of the run that is observed (measured on msprobe, ``field-notes-msprobe.md``).
+
+The gradient recorded at a module's input is therefore the gradient of that *tensor*: where other modules
+consume it too (a residual branch), it is the sum over all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from mindspeed_precision.capture.clock import Call
+from mindspeed_precision.capture.context import CaptureContext
+from mindspeed_precision.records import Phase, Role
+
+
+def tensors_of(value: object, slot: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield ``(slot, tensor)`` of every tensor in nested tuples, lists and mappings; slots join with dots."""
+    if isinstance(value, torch.Tensor):
+        yield slot, value
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from tensors_of(item, f"{slot}.{name}" if slot else str(name))
+    elif isinstance(value, (tuple, list)):
+        for index, item in enumerate(value):
+            yield from tensors_of(item, f"{slot}.{index}" if slot else str(index))
+
+
+def attach_modules(context: CaptureContext) -> list[RemovableHandle]:
+    """Hook every module; with ``capture.modules`` off only what tells the microbatch."""
+    handles: list[RemovableHandle] = []
+    chunks = {id(root): index for index, root in enumerate(context.names.roots)}
+    for fqn, module in context.names.modules:
+        chunk = chunks.get(id(module))
+        handles.append(
+            module.register_forward_pre_hook(_before(context, fqn, chunk), with_kwargs=True, prepend=True)
+        )
+        handles.append(module.register_forward_hook(_after(context, fqn, chunk), with_kwargs=True))
+    return handles
+
+
+def _before(context: CaptureContext, fqn: str, chunk: int | None) -> Callable[..., None]:
+    clock, wanted = context.clock, context.settings.modules
+
+    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not clock.in_step or not context.training:
+            return
+        if chunk is not None:
+            clock.begin_forward(chunk)
+        call = clock.enter(fqn)
+        if not wanted:
+            return
+        for slot, tensor in (*tensors_of(args), *tensors_of(kwargs)):
+            context.observe_call(call, Phase.FPROP, Role.INPUT, tensor, slot)
+            _observe_gradient(context, call, Role.GRAD_INPUT, tensor, slot)
+
+    return before
+
+
+def _after(context: CaptureContext, fqn: str, chunk: int | None) -> Callable[..., None]:
+    clock, wanted = context.clock, context.settings.modules
+
+    def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object) -> None:
+        call = clock.leave(fqn) if clock.in_step and context.training else None
+        if call is None:
+            return
+        for slot, tensor in tensors_of(output):
+            if chunk is not None and tensor.requires_grad:
+                tensor.register_hook(_tell_backward_microbatch(context, call))
+            if wanted:
+                slot = slot or "0"
+                context.observe_call(call, Phase.FPROP, Role.OUTPUT, tensor, slot)
+                _observe_gradient(context, call, Role.GRAD_OUTPUT, tensor, slot)
+
+    return after
+
+
+def _tell_backward_microbatch(context: CaptureContext, call: Call) -> Callable[[torch.Tensor], None]:
+    def tell(grad: torch.Tensor) -> None:
+        context.clock.backward_microbatch = call.microbatch
+
+    return tell
+
+
+def _observe_gradient(
+    context: CaptureContext, call: Call, role: Role, tensor: torch.Tensor, slot: str
+) -> None:
+    if not (torch.is_grad_enabled() and tensor.requires_grad) or isinstance(tensor, nn.Parameter):
+        return
+
+    def observe(grad: torch.Tensor) -> None:
+        context.clock.backward_microbatch = call.microbatch
+        context.observe_call(call, Phase.DGRAD, role, grad, slot)
+
+    tensor.register_hook(observe)

@@ -1,0 +1,98 @@
+"""Canonical names: the same tensor has the same name on every rank, in every layout and under every wrapper."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+_LAYER = re.compile(r"(?:.*\.)?layers\.\d+")
+_EXPERT = re.compile(r"(?:.*\.)?local_experts\.\d+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Names:
+    """Canonical names of everything in one rank's model chunks.
+
+    Attributes:
+        roots: the unwrapped model chunks, in order.
+        modules: ``(canonical fqn, module)`` of every module of every chunk, the chunk itself as ``""``.
+        parameters: ``(canonical fqn, parameter)``, each parameter object once, in model order.
+        aliases: further fqns of parameters that are used under several names: ``{alias: first name}``.
+        chunks: for each root its index.
+    """
+
+    roots: tuple[nn.Module, ...]
+    modules: tuple[tuple[str, nn.Module], ...]
+    parameters: tuple[tuple[str, nn.Parameter], ...]
+    aliases: dict[str, str]
+
+
+def unwrap(module: nn.Module) -> nn.Module:
+    """Return the model inside DDP, Float16Module and other wrappers that hold it as ``.module``."""
+    while isinstance(getattr(module, "module", None), nn.Module):
+        module = module.module
+    return module
+
+
+def canonical_names(chunks: Sequence[nn.Module]) -> Names:
+    """Name the modules and parameters of ``chunks`` (the list that Megatron calls ``model``).
+
+    Local numbers become global ones: a transformer layer's from its ``layer_number`` (1-based over the whole
+    model, pipeline offset included), an expert's from its MoE layer's ``local_expert_indices``.
+    """
+    roots = tuple(unwrap(chunk) for chunk in chunks)
+    modules: list[tuple[str, nn.Module]] = []
+    parameters: dict[int, tuple[str, nn.Parameter]] = {}
+    aliases: dict[str, str] = {}
+    for root in roots:
+        for fqn, module in _named_modules(root):
+            modules.append((fqn, module))
+            for name, parameter in module._parameters.items():
+                if parameter is None:
+                    continue
+                full = f"{fqn}.{name}" if fqn else name
+                first = parameters.setdefault(id(parameter), (full, parameter))[0]
+                if first != full:
+                    aliases[full] = first
+    return Names(
+        roots=roots, modules=tuple(modules), parameters=tuple(parameters.values()), aliases=aliases
+    )
+
+
+def _named_modules(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield ``(canonical fqn, module)``; a module that is registered twice keeps its first name."""
+    seen: set[int] = set()
+
+    def walk(module: nn.Module, local: str, canonical: str, owner: nn.Module | None) -> Iterator[Any]:
+        if id(module) in seen:
+            return
+        seen.add(id(module))
+        yield canonical, module
+        for name, child in module._modules.items():
+            if child is None:
+                continue
+            child_local = f"{local}.{name}" if local else name
+            number = _global_number(child_local, child, owner) if name.isdigit() else None
+            child_name = name if number is None else str(number)
+            child_canonical = f"{canonical}.{child_name}" if canonical else child_name
+            # a container (experts, layers) passes its own owner on: the MoE layer owns its experts
+            yield from walk(child, child_local, child_canonical, _owner(module, owner))
+
+    yield from walk(root, "", "", None)
+
+
+def _owner(module: nn.Module, inherited: nn.Module | None) -> nn.Module | None:
+    return module if hasattr(module, "local_expert_indices") else inherited
+
+
+def _global_number(local: str, module: nn.Module, moe_layer: nn.Module | None) -> int | None:
+    if _LAYER.fullmatch(local):
+        number = getattr(module, "layer_number", None)
+        return number - 1 if isinstance(number, int) else None
+    if _EXPERT.fullmatch(local) and moe_layer is not None:
+        return int(moe_layer.local_expert_indices[int(local.rpartition(".")[2])])
+    return None

@@ -1,0 +1,158 @@
+"""dW inside the parallel linears: the GEMM, its operands as it saw them, and what it added to.
+
+Generic dumpers miss dW: it is no module's input or output, with gradient accumulation fusion it never exists
+as a tensor, and the autograd engine is then given uninitialised memory in its place.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from mindspeed_precision.capture.clock import Call
+from mindspeed_precision.capture.context import CaptureContext, active
+from mindspeed_precision.capture.gradients import observe_main_grad
+from mindspeed_precision.records import Phase, Role
+
+_GEMMS = frozenset({torch.matmul, torch.Tensor.matmul, torch.mm, torch.Tensor.mm})
+DIFFERENCE = "difference of main_grad after and before a fused GEMM"
+
+_running = threading.local()
+
+
+def remember_linear(
+    wrapped: Callable[..., Any], instance: object, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Note on ``ctx`` which module this linear is: a tied weight alone does not tell.
+
+    Wraps ``forward(ctx, input, weight, …)`` of a linear's autograd function.
+    """
+    output = wrapped(*args, **kwargs)
+    context = active()
+    if context is not None and context.clock.current is not None:
+        args[0].precision_call = context.clock.current
+    return output
+
+
+def observe_backward(
+    wrapped: Callable[..., Any], instance: object, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Record the wgrad GEMM of one parallel linear and pass every gradient through.
+
+    Wraps ``backward(ctx, grad_output)``, which returns ``(grad_input, grad_weight, grad_bias, …)`` with
+    ``grad_weight`` ``[out, in]`` of this rank's shard. Under fusion it is a placeholder and is not recorded:
+    see ``observe_fused_gemm``.
+    """
+    context, call = active(), getattr(args[0], "precision_call", None)
+    if context is None or call is None or not context.settings.wgrad:
+        return wrapped(*args, **kwargs)
+    weight = args[0].saved_tensors[1]
+    fused = bool(getattr(args[0], "gradient_accumulation_fusion", False))
+    context.clock.backward_microbatch = call.microbatch
+    _running.call, _running.fused_gemms = call, 0
+    try:
+        with _GemmWitness(context, call, weight) as witness:
+            grads = wrapped(*args, **kwargs)
+        if weight.requires_grad and not (_running.fused_gemms if fused else witness.gemms):
+            _report_unseen(context, call, fused, args[0])
+    finally:
+        _running.call = None
+    if not fused and not witness.gemms and grads[1] is not None:
+        context.observe_call(call, Phase.WGRAD, Role.WGRAD, grads[1])
+    if len(grads) > 2 and isinstance(grads[2], torch.Tensor):
+        context.observe_call(call, Phase.WGRAD, Role.BGRAD, grads[2])
+    return grads
+
+
+def _report_unseen(context: CaptureContext, call: Call, fused: bool, ctx: Any) -> None:
+    deferred = fused and getattr(ctx, "grad_output_buffer", None) is not None
+    if not deferred:
+        context.coverage.saw_no_gemm(call.fqn, context.recorder.step)
+
+
+class _GemmWitness(TorchFunctionMode):
+    """Sees the matrix products that one backward calls and records the one that makes dW ``[out, in]``.
+
+    The product with the weight itself is dgrad. Nothing is changed: the call goes on as it came.
+    """
+
+    def __init__(self, context: CaptureContext, call: Call, weight: torch.Tensor) -> None:
+        super().__init__()
+        self._context, self._call, self._weight = context, call, weight
+        self.gemms = 0
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Iterable[type], args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func not in _GEMMS or not self._makes_wgrad(args):
+            return func(*args, **kwargs)
+        left, right = args[0], args[1]
+        observe_operands(self._context, self._call, left.t(), right)
+        wgrad = func(*args, **kwargs)
+        self._context.observe_call(self._call, Phase.WGRAD, Role.WGRAD, wgrad)
+        self.gemms += 1
+        return wgrad
+
+    def _makes_wgrad(self, args: tuple[Any, ...]) -> bool:
+        if len(args) != 2 or not all(isinstance(operand, torch.Tensor) for operand in args):
+            return False
+        left, right = args
+        return (
+            left.dim() == right.dim() == 2
+            and (left.shape[0], right.shape[1]) == tuple(self._weight.shape)
+            and right.data_ptr() != self._weight.data_ptr()
+        )
+
+
+def observe_operands(
+    context: CaptureContext, call: Call, grad_output: torch.Tensor, total_input: torch.Tensor
+) -> None:
+    """Record the operands of ``grad_output.t() @ total_input``: ``[tokens, out]`` and ``[tokens, in]``.
+
+    The layouts are those that the GEMM saw: a ``grad_output.t().contiguous()`` operand shows here as a
+    ``grad_output`` of stride ``(1, tokens)``.
+    """
+    context.observe_call(call, Phase.WGRAD, Role.GRAD_OUTPUT, grad_output)
+    context.observe_call(call, Phase.WGRAD, Role.INPUT, total_input)
+
+
+def observe_fused_gemm(
+    wrapped: Callable[..., Any], instance: object, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Record a GEMM that adds dW straight into ``main_grad``: operands, ``main_grad`` before and after.
+
+    Wraps ``(total_input [tokens, in], grad_output [tokens, out], main_grad [out, in])``, in place on the last.
+    dW itself never exists; what is recorded as ``wgrad`` is the difference of ``main_grad``, which is dW exactly
+    where ``main_grad`` was zero (the first microbatch of a step) and rounded otherwise, and is noted as such.
+    """
+    context = active()
+    if context is None or not context.settings.wgrad or len(args) < 3:
+        return wrapped(*args, **kwargs)
+    total_input, grad_output, main_grad = args[:3]
+    parameter = _parameter_of(context, main_grad)
+    call = getattr(_running, "call", None) or Call(
+        fqn=parameter.rpartition(".")[0], microbatch=context.clock.microbatch, occurrence=0, recomputed=False
+    )
+    observe_operands(context, call, grad_output.reshape(-1, grad_output.shape[-1]), total_input)
+    observe_main_grad(context, parameter, main_grad, "before", call.microbatch)
+    before = main_grad.detach().clone()
+    result = wrapped(*args, **kwargs)
+    context.observe_call(call, Phase.WGRAD, Role.WGRAD, main_grad - before, note=DIFFERENCE)
+    observe_main_grad(context, parameter, main_grad, "after", call.microbatch)
+    context.coverage.saw_wgrad(parameter, call.microbatch)
+    _running.fused_gemms = getattr(_running, "fused_gemms", 0) + 1
+    return result
+
+
+def _parameter_of(context: CaptureContext, main_grad: torch.Tensor) -> str:
+    """Return the fqn of the parameter whose ``main_grad`` this is, found by where it lies."""
+    for fqn, parameter in context.names.parameters:
+        own = getattr(parameter, "main_grad", None)
+        if own is not None and own.data_ptr() == main_grad.data_ptr() and own.shape == main_grad.shape:
+            return fqn
+    return ""

@@ -1,0 +1,113 @@
+"""The drop-in: ``from mindspeed_precision import pretrain`` in place of Megatron's.
+
+Without ``--precision-debug`` it *is* the original function: that function is called with what was given, and no
+foreign attribute is touched. With it, a `Session` is opened around the very same call.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import wrapt
+
+from mindspeed_precision.arguments import DebugRequest, command_line, requested
+from mindspeed_precision.errors import PrecisionError
+
+Pretrain = Callable[..., Any]
+
+_HOMES = (
+    # (loaded when this module is, home of its pretrain); the first that is loaded wins
+    ("mindspeed_llm.megatron_adaptor", "mindspeed_llm.training.training"),
+    ("mindspeed_llm.tasks.megatron_adaptor", "mindspeed_llm.training.training"),
+    ("mindspeed_mm.mindspeed_adaptor", "mindspeed_mm.training"),
+    ("mindspeed_mm.training", "mindspeed_mm.training"),
+    ("mindspeed_ms.training", "mindspeed_ms.training"),
+    ("megatron.training", "megatron.training"),
+)
+
+
+def pretrain(*args: Any, **kwargs: Any) -> Any:
+    """Train as the installed ``pretrain`` does; record the run when ``--precision-debug`` is given.
+
+    Arguments and result are those of the real function, which is found when this one is called: MindSpeed-LLM's,
+    MindSpeed-MM's, MindSpeed-Core-MS's or Megatron's, whichever is loaded.
+    """
+    return _run(resolve(), args, kwargs)
+
+
+def wrap(real_pretrain: Pretrain) -> Pretrain:
+    """Return a drop-in for a ``pretrain`` of one's own.
+
+    Example::
+
+        pretrain = wrap(my_framework.pretrain)
+    """
+
+    def wrapped_pretrain(*args: Any, **kwargs: Any) -> Any:
+        return _run(real_pretrain, args, kwargs)
+
+    return wrapped_pretrain
+
+
+def resolve() -> Pretrain:
+    """Return the ``pretrain`` that the loaded framework would run.
+
+    Raises:
+        PrecisionError: there is none.
+    """
+    for loaded, home in _HOMES:
+        if loaded in sys.modules:
+            function: Pretrain = importlib.import_module(home).pretrain
+            return function
+    try:
+        function = importlib.import_module("megatron.training").pretrain
+    except ImportError as error:
+        raise PrecisionError(
+            "no pretrain to stand in for",
+            where="mindspeed_precision.pretrain",
+            found=str(error),
+            expected="megatron.training (Megatron-LM on PYTHONPATH, or megatron-core >= 0.17)",
+            remedy="use wrap(your_pretrain) for a loop that lives elsewhere",
+        ) from error
+    return function
+
+
+def register_flags_with_megatron() -> None:
+    """Make Megatron's parser know our flags, as soon as it is there; nothing without ``--precision-debug``.
+
+    Since 0.18 scripts parse the command line before they call ``pretrain``: this runs when the package is
+    imported.
+    """
+    if requested(command_line()) is not None:
+        wrapt.when_imported("megatron.training.arguments")(_patch_parser)
+
+
+def _patch_parser(module: Any) -> None:
+    from mindspeed_precision.patching.declare import load_declarations, select
+    from mindspeed_precision.patching.session import PatchSession
+
+    PatchSession(select(load_declarations(), groups=["arguments"])).install()
+
+
+def _run(real_pretrain: Pretrain, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    request = requested(command_line())
+    if request is None:
+        return real_pretrain(*args, **kwargs)
+    with _open_session(request):
+        return real_pretrain(*args, **kwargs)
+
+
+def _open_session(request: DebugRequest) -> Any:
+    from mindspeed_precision.session import Session
+
+    try:
+        return Session(settings=request.settings())
+    except PrecisionError as error:
+        sys.stderr.write(f"mindspeed-precision: {error}\n")
+        raise SystemExit(2) from error
+
+
+register_flags_with_megatron()

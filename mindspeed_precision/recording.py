@@ -1,0 +1,221 @@
+"""Recording: one rank's observers, recorder and files, put together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mindspeed_precision import capture
+from mindspeed_precision.backends import load_backend
+from mindspeed_precision.capture.batch import observe_random_states
+from mindspeed_precision.capture.configuration import (
+    effective_configuration,
+    environment,
+    numerics,
+    parallel_coordinates,
+    plain,
+    versions,
+)
+from mindspeed_precision.capture.context import CaptureContext, activated
+from mindspeed_precision.capture.names import Names, canonical_names
+from mindspeed_precision.capture.optimizer import observe_parameters
+from mindspeed_precision.config import Settings
+from mindspeed_precision.dump.writer import RankWriter, create_run, update_manifest
+from mindspeed_precision.errors import PrecisionError
+from mindspeed_precision.record.recorder import Recorder
+from mindspeed_precision.records import (
+    INIT_STEP,
+    Finding,
+    ParameterDeclaration,
+    Phase,
+    RankCoordinates,
+    Severity,
+)
+
+SCHEMA = 1
+
+
+class Recording:
+    """What one rank records. ``Recording.open`` attaches it; ``detach`` takes every hook away again."""
+
+    def __init__(self, *, context: CaptureContext, writer: RankWriter, settings: Settings, rank: int) -> None:
+        self.context = context
+        self._writer = writer
+        self._settings = settings
+        self._rank = rank
+        self._kept: list[Any] = []
+        self._activation = activated(context)
+        self._trainable = [fqn for fqn, parameter in context.names.parameters if parameter.requires_grad]
+        self._next_step = 0
+
+    @classmethod
+    def open(
+        cls,
+        chunks: list[Any],
+        optimizer: Any,
+        settings: Settings,
+        *,
+        label: str,
+        created: str,
+        audit: list[dict[str, Any]],
+    ) -> Recording | None:
+        """Create the run directory (rank 0), attach this rank's observers, record the initial parameters.
+
+        Returns None on a rank that ``settings.ranks`` leaves out.
+
+        Raises:
+            DumpError: the run directory exists and is not empty; on every rank alike.
+        """
+        coordinates = parallel_coordinates()
+        manifest = _manifest(chunks, optimizer, settings, coordinates, label=label, created=created)
+        _create_together(settings.out, {**manifest, "patches": audit}, coordinates)
+        if coordinates.rank not in settings.ranks:
+            return None
+        names = canonical_names(chunks)
+        writer = RankWriter(settings.out, coordinates=coordinates)
+        writer.declare_parameters(_declarations(names))
+        recorder = Recorder(backend=load_backend("torch"), writer=writer, settings=settings)
+        context = CaptureContext(names=names, recorder=recorder, settings=settings.capture)
+        recording = cls(context=context, writer=writer, settings=settings, rank=coordinates.rank)
+        recording._kept = capture.attach(context, chunks, optimizer)
+        recording._activation.__enter__()
+        recorder.begin_step(INIT_STEP)
+        observe_parameters(context, Phase.INIT)
+        recorder.end_step()
+        return recording
+
+    def begin_step(self, step: int | None) -> None:
+        """Begin step ``step``; None: the one after the last."""
+        self._next_step = self._next_step if step is None else step
+        self.context.recorder.begin_step(self._next_step)
+        self.context.clock.begin_step()
+        if self.context.settings.batch:
+            observe_random_states(self.context)
+
+    def end_step(self) -> list[Finding]:
+        """End the step, write its records, return what was found missing in it for the first time."""
+        clock, step = self.context.clock, self._next_step
+        clock.end_step()
+        microbatches = clock.microbatches
+        self.context.recorder.end_step()
+        self._next_step += 1
+        return self._missing(step, microbatches) if self.context.settings.wgrad else []
+
+    def _missing(self, step: int, microbatches: int) -> list[Finding]:
+        coverage, findings = self.context.coverage, []
+        for gap in coverage.end_step(step, self._trainable, microbatches):
+            of = "any microbatch" if len(gap.microbatches) == gap.of else f"microbatches {list(gap.microbatches)}"
+            findings.append(
+                Finding(
+                    id="coverage.parameter_without_wgrad",
+                    severity=Severity.WARNING,
+                    confidence=1.0,
+                    title=f"no dW of {gap.fqn} was seen in {of} of step {step} on rank {self._rank}",
+                    remedy="is the parameter used? if it is, its linear has a backward that no patch covers: "
+                    "see patches/README.md",
+                )
+            )
+        if step == 0 and not microbatches:
+            findings.append(_no_forward(self._rank))
+        for fqn, seen in coverage.take_unseen_gemms().items():
+            findings.append(
+                Finding(
+                    id="coverage.wgrad_operands_unseen",
+                    severity=Severity.WARNING,
+                    confidence=1.0,
+                    title=f"the GEMM that makes dW of {fqn} was not seen in step {seen} on rank {self._rank}",
+                    remedy="declare a patch for the function that computes it: see patches/README.md",
+                )
+            )
+        return findings
+
+    def update(self, *, findings: Sequence[Finding], audit: list[dict[str, Any]]) -> None:
+        """Bring ``run.json`` up to date (rank 0)."""
+        if self._rank == 0:
+            changes = {"findings": [_finding(finding) for finding in findings], "patches": audit}
+            update_manifest(self._settings.out, changes)
+
+    def close(self, *, complete: bool, findings: Sequence[Finding], audit: list[dict[str, Any]]) -> None:
+        """Close this rank's files; ``complete`` when training ended well."""
+        self.update(findings=findings, audit=audit)
+        self.context.recorder.close(complete=complete)
+
+    def detach(self) -> None:
+        """Remove every hook."""
+        capture.detach(self._kept)
+        self._kept = []
+        self._activation.__exit__(None, None, None)
+
+
+def _no_forward(rank: int) -> Finding:
+    return Finding(
+        id="coverage.no_forward",
+        severity=Severity.ERROR,
+        confidence=1.0,
+        title=f"the model was not called in the first step on rank {rank}",
+        remedy="attach the Session to the model that is trained",
+    )
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    plain_finding: dict[str, Any] = plain(asdict(finding))
+    return plain_finding
+
+
+def _declarations(names: Names) -> list[ParameterDeclaration]:
+    declarations = [
+        ParameterDeclaration(
+            fqn=fqn,
+            shape=tuple(parameter.shape),
+            dtype=str(parameter.dtype).removeprefix("torch."),
+            trainable=parameter.requires_grad,
+        )
+        for fqn, parameter in names.parameters
+    ]
+    return declarations
+
+
+def _manifest(
+    chunks: list[Any],
+    optimizer: Any,
+    settings: Settings,
+    coordinates: RankCoordinates,
+    *,
+    label: str,
+    created: str,
+) -> dict[str, Any]:
+    import mindspeed_precision
+
+    return {
+        "schema": SCHEMA,
+        "created": created,
+        "label": label,
+        "package_version": mindspeed_precision.__version__,
+        "framework": {"name": "torch", "version": torch.__version__},
+        "versions": versions(),
+        "parallel": coordinates.sizes(),
+        "settings": settings.source,
+        "config": effective_configuration(chunks, optimizer),
+        "environment": environment(),
+        "numerics": numerics(next(chunks[0].parameters()).device.type),
+        "remedies": list(settings.remedies),
+        "findings": [],
+    }
+
+
+def _create_together(out: Path, manifest: dict[str, Any], coordinates: RankCoordinates) -> None:
+    """Create the run on rank 0; every rank learns whether it worked before any of them writes a line."""
+    failure: list[PrecisionError | None] = [None]
+    if coordinates.rank == 0:
+        try:
+            create_run(out, manifest)
+        except PrecisionError as error:
+            failure = [error]
+    if coordinates.world_size > 1:
+        torch.distributed.broadcast_object_list(failure, src=0)
+    if failure[0] is not None:
+        raise failure[0]

@@ -1,0 +1,199 @@
+"""Session: everything that one debugged run owns, from the first patch to the last line of its dump.
+
+``pretrain`` drives one through Megatron's loop. Around any other loop::
+
+    with Session(model=model, optimizer=optimizer, out="runs/candidate") as session:
+        for batch in batches:
+            ...  # forward, backward, optimizer.step()
+            session.step()
+"""
+
+from __future__ import annotations
+
+import datetime
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from mindspeed_precision.config import Settings, load_settings
+from mindspeed_precision.errors import PatchError, PrecisionError
+from mindspeed_precision.patching.declare import load_declarations, select
+from mindspeed_precision.patching.session import PatchAudit, PatchSession
+from mindspeed_precision.records import INIT_STEP, Finding, Phase, Severity
+
+CORE_PATCHES = ("wgrad", "reduce", "optimizer", "data")
+LOOP_PATCHES = ("loop", "loop_mindspeed_llm")
+
+
+class Session:
+    """One debugged run.
+
+    Args:
+        model: the model, or the list of model chunks as Megatron holds them; None when the loop's patches will
+            attach it (``pretrain``).
+        optimizer: the optimizer that the loop steps: Megatron's or ``torch.optim``'s; or None.
+        settings: frozen settings; or give ``config``, ``overrides`` and ``out`` as on the command line.
+        label: free text that names the run in reports.
+
+    Raises:
+        ConfigError: the settings are wrong.
+        DeterminismError: a switch was set too late (``determinism.strict``).
+        PatchError: a patch cannot be installed.
+        DumpError: the run directory exists and is not empty.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: Any = None,
+        optimizer: Any = None,
+        settings: Settings | None = None,
+        config: str | Path | None = None,
+        overrides: Sequence[str] = (),
+        out: str | Path | None = None,
+        label: str = "",
+    ) -> None:
+        self.settings = settings or load_settings(config, overrides, out)
+        self.label = label
+        self.findings: list[Finding] = []
+        self._model, self._optimizer = model, optimizer
+        self._driven = model is None
+        self._recording: Any = None
+        self._switches: dict[str, Any] = {}
+        self._patches: PatchSession | None = None
+        self._stack = ExitStack()
+        self._steps = 0
+
+    @property
+    def context(self) -> Any:
+        """The observers of this rank (``capture.context.CaptureContext``), or None when it does not record."""
+        return None if self._recording is None else self._recording.context
+
+    def __enter__(self) -> Session:
+        try:
+            self._pin()
+            self._install_patches()
+            if not self._driven:
+                self.attach(self._model, self._optimizer)
+                self.begin_training()
+                self.begin_step(None)
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        ended_well = error is None or (isinstance(error, SystemExit) and not error.code)
+        try:
+            if self._recording is not None:
+                self._recording.close(complete=ended_well, findings=self.findings, audit=self._audit())
+        finally:
+            self._stack.close()
+        if ended_well and self._patches is not None and self._recording is not None and not self._steps:
+            raise PatchError("no training step was seen", remedy="call session.step() after each step")
+
+    def attach(self, model: Any, optimizer: Any) -> None:
+        """Put the observers around ``model`` (or a list of chunks) and ``optimizer``, record the parameters."""
+        from mindspeed_precision.recording import Recording  # imports the framework
+
+        chunks = list(model) if isinstance(model, (list, tuple)) else [model]
+        if self._recording is not None:
+            raise PatchError("a second model was built in one run", remedy="use one Session per model")
+        recording = Recording.open(
+            chunks, optimizer, self.settings, label=self.label, created=_now(), audit=self._audit()
+        )
+        if recording is not None:
+            self._stack.callback(recording.detach)
+            self._recording = recording
+
+    def begin_training(self) -> None:
+        """Check that every patch is in place; the loop is about to make its first step."""
+        if self._patches is not None:
+            self._patches.require_healthy(at="start")
+
+    def begin_step(self, step: int | None) -> None:
+        """Begin step ``step``, 0-based; None: the one after the last."""
+        self._reassert()
+        if self._recording is not None:
+            self._recording.begin_step(step)
+
+    def end_step(self) -> None:
+        """End the step: write its records, name the parameters without dW."""
+        if self._recording is not None:
+            self.findings += self._recording.end_step()
+        self._steps += 1
+        if self._steps == 1 and self._patches is not None:
+            self._patches.require_healthy(at="first step")
+            if self._recording is not None:
+                self._recording.update(findings=self.findings, audit=self._audit())
+
+    def step(self) -> None:
+        """End a training step of a loop of one's own, and begin the next."""
+        self.end_step()
+        self.begin_step(None)
+
+    def _pin(self) -> None:
+        if not self.settings.determinism.enabled:
+            return
+        from mindspeed_precision.determinism import pin
+
+        report = pin(self.settings.determinism, device=_device())
+        self._switches = dict(report.switches)
+        self.findings += report.findings
+
+    def _reassert(self) -> None:
+        if not self.settings.determinism.enabled:
+            return
+        from mindspeed_precision.determinism.algorithms import reassert
+
+        for change in reassert(self._switches):
+            self.findings.append(
+                Finding(
+                    id="determinism.switch_changed",
+                    severity=Severity.WARNING,
+                    confidence=1.0,
+                    title=f"{change.name} was changed during the run and has been put back",
+                    evidence=(change.describe(),),
+                    remedy="remove the call that changes it, or set the same value there",
+                )
+            )
+
+    def _install_patches(self) -> None:
+        if "megatron.core" not in sys.modules and not self._driven:
+            if self.settings.remedies:
+                raise PatchError("remedies patch megatron.core", found="a loop without it")
+            return
+        from mindspeed_precision.capture.loop import driving
+
+        declarations = load_declarations(self.settings.patches.search_path)
+        groups = CORE_PATCHES + (LOOP_PATCHES if self._driven else ())
+        chosen = select(declarations, groups=[*groups, "determinism"], names=self.settings.remedies)
+        self._patches = PatchSession(chosen, allow_external=self.settings.patches.allow_external)
+        self._patches.install()
+        self._stack.callback(self._patches.undo)
+        self._stack.enter_context(driving(self))
+
+    def _audit(self) -> list[dict[str, Any]]:
+        return [] if self._patches is None else [_audit_line(line) for line in self._patches.audit()]
+
+
+def _audit_line(line: PatchAudit) -> dict[str, Any]:
+    return {name: getattr(value, "value", value) for name, value in asdict(line).items()}
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+
+
+def _device() -> str:
+    """Return the kind of device that the framework computes on: ``npu``, ``cuda`` or ``cpu``."""
+    torch = sys.modules.get("torch")
+    if "torch_npu" in sys.modules:
+        return "npu"
+    return "cuda" if torch is not None and torch.version.cuda and torch.cuda.is_available() else "cpu"
