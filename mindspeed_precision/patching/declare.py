@@ -1,0 +1,290 @@
+"""What is patched, as data: ``patches/*.yaml`` read into frozen declarations.
+
+A patch is written once, here; installing, undoing, the audit, the documentation and the conformance
+tests all read this record.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from packaging.requirements import InvalidRequirement, Requirement
+
+from mindspeed_precision.config import data_directory
+from mindspeed_precision.errors import ConfigError
+
+SCHEMA = 1
+
+
+class Effect(str, Enum):
+    """What a patch does to the numbers of the run."""
+
+    OBSERVE = "observe"
+    """Changes no bit."""
+    CONSTRAIN = "constrain"
+    """Changes bits on purpose (a remedy)."""
+
+
+class Called(str, Enum):
+    """When a patch must have been called at the latest."""
+
+    START = "start"
+    """When the training loop starts."""
+    STEP = "step"
+    """At the end of the first step."""
+    MAYBE = "maybe"
+    """Cannot be promised: the configuration decides."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PatchDeclaration:
+    """One patch, as written in ``patches/<group>.yaml``.
+
+    Attributes:
+        name: unique name, for reports and settings.
+        group: the file's name without suffix; patches are enabled by group (remedies by name).
+        file: where it is declared.
+        target: ``module:Qual.name`` of the attribute that is replaced.
+        wrapper: ``module:function`` with wrapt's signature ``(wrapped, instance, args, kwargs)``.
+        signatures: the parameter lists that the wrapper was written for, one per generation of the target;
+            names and kinds count, annotations and defaults do not.
+        effect: whether bits may change.
+        why: why the product needs it.
+        requires: ``module>=1.0,<2.0``; outside, the patch is not applicable.
+        optional: an absent target is not an error.
+        opaque: the target may be wrapped already and report ``(*args, **kwargs)``.
+        if_loaded: only patched when its module is imported already (importing it would have side effects).
+        called: when it must have been called at the latest.
+        any_of: patches that share this label stand in for each other: one call of any of them will do.
+    """
+
+    name: str
+    group: str
+    file: str
+    target: str
+    wrapper: str
+    signatures: tuple[str, ...]
+    effect: Effect
+    why: str
+    requires: tuple[str, ...] = ()
+    optional: bool = False
+    opaque: bool = False
+    if_loaded: bool = False
+    called: Called = Called.STEP
+    any_of: str = ""
+
+    @property
+    def module(self) -> str:
+        """Module part of the target."""
+        return self.target.partition(":")[0]
+
+    @property
+    def qualname(self) -> str:
+        """Attribute path of the target inside its module."""
+        return self.target.partition(":")[2]
+
+
+@dataclass
+class _Patch:
+    name: str = MISSING
+    target: str = MISSING
+    wrapper: str = MISSING
+    signature: Any = MISSING
+    effect: Effect = MISSING
+    why: str = MISSING
+    requires: list[str] = field(default_factory=list)
+    optional: bool = False
+    opaque: bool = False
+    if_loaded: bool = False
+    called: Called = Called.STEP
+    any_of: str = ""
+
+
+@dataclass
+class _File:
+    schema: int = MISSING
+    name: str = MISSING
+    requires: list[str] = field(default_factory=list)
+    patches: list[_Patch] = MISSING
+
+
+def load_declarations(search_path: Sequence[str | Path] = ()) -> tuple[PatchDeclaration, ...]:
+    """Read every declaration that ships, then those of the user's directories, in the order of file names.
+
+    Args:
+        search_path: further directories that hold ``*.yaml`` declarations (``patches.search_path``).
+
+    Raises:
+        ConfigError: a directory is missing, a file does not fit the schema, or two patches share a name.
+    """
+    declarations: list[PatchDeclaration] = []
+    for directory in (data_directory("patches"), *map(Path, search_path)):
+        if not directory.is_dir():
+            raise ConfigError(
+                "no such directory of patches",
+                where=str(directory),
+                remedy="see patches.search_path in the settings",
+            )
+        for file in sorted(directory.glob("*.yaml")):
+            declarations += load_file(file)
+    for name, count in Counter(declaration.name for declaration in declarations).items():
+        if count > 1:
+            files = [declaration.file for declaration in declarations if declaration.name == name]
+            raise ConfigError(
+                "two patches share a name", where=f"{files[-1]}: {name}", found=f"also in {files[0]}"
+            )
+    return tuple(declarations)
+
+
+def select(
+    declarations: Iterable[PatchDeclaration], *, groups: Sequence[str] = (), names: Sequence[str] = ()
+) -> tuple[PatchDeclaration, ...]:
+    """Return the patches of ``groups`` and those called ``names``, in the order of ``declarations``.
+
+    Raises:
+        ConfigError: a group or a name is unknown.
+    """
+    every = tuple(declarations)
+    for wanted, known, kind in (
+        (groups, {declaration.group for declaration in every}, "group of patches"),
+        (names, {declaration.name for declaration in every}, "patch"),
+    ):
+        for word in wanted:
+            if word not in known:
+                raise ConfigError(
+                    f"no such {kind}", where=word, expected=f"one of {', '.join(sorted(known))}"
+                )
+    return tuple(d for d in every if d.group in groups or d.name in names)
+
+
+def load_file(file: Path) -> tuple[PatchDeclaration, ...]:
+    """Read one file of declarations.
+
+    Raises:
+        ConfigError: with the file and the key in ``where``.
+    """
+    try:
+        loaded = OmegaConf.load(file)
+        if not isinstance(loaded, DictConfig):
+            raise ConfigError("not a mapping", where=str(file), expected="keys schema, name, patches")
+        merged = OmegaConf.merge(OmegaConf.structured(_File), loaded)
+        plain = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(
+            str(error).splitlines()[0],
+            where=_place(file, getattr(error, "full_key", "")),
+            remedy="see patches/README.md",
+        ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"not readable: {error}", where=str(file)) from error
+    except ConfigError:
+        raise
+    except Exception as error:  # the YAML parser's own errors; PyYAML or ruamel, as omegaconf likes
+        raise ConfigError(f"not readable as YAML: {' '.join(str(error).split())}", where=str(file)) from error
+    assert isinstance(plain, dict)
+    if plain["schema"] != SCHEMA:
+        raise ConfigError(
+            "unknown schema", where=_place(file, "schema"), found=str(plain["schema"]), expected=str(SCHEMA)
+        )
+    if plain["name"] != file.stem:
+        raise ConfigError(
+            "not the name of the file", where=_place(file, "name"), found=plain["name"], expected=file.stem
+        )
+    return tuple(
+        _declaration(file, index, patch, plain["requires"])
+        for index, patch in enumerate(plain["patches"] or ())
+    )
+
+
+def parameters_of(signature: str) -> tuple[str, ...]:
+    """Return the parameters of ``"(a, b=1, *, c)"`` as ``("a", "b", "*", "c")``: names and kinds only.
+
+    Raises:
+        ValueError: ``signature`` is no parameter list.
+    """
+    try:
+        tree = ast.parse(f"def f{signature.strip()}: pass")
+    except SyntaxError as error:
+        raise ValueError(f"no parameter list: {signature!r}") from error
+    if len(tree.body) != 1 or not isinstance(tree.body[0], ast.FunctionDef):
+        raise ValueError(f"no parameter list: {signature!r}")
+    return parameters_of_ast(tree.body[0].args)
+
+
+def parameters_of_ast(arguments: ast.arguments) -> tuple[str, ...]:
+    """Return the parameters of a parsed function in the form of `parameters_of`."""
+    names = [argument.arg for argument in arguments.posonlyargs]
+    names += ["/"] if names else []
+    names += [argument.arg for argument in arguments.args]
+    if arguments.vararg:
+        names.append(f"*{arguments.vararg.arg}")
+    elif arguments.kwonlyargs:
+        names.append("*")
+    names += [argument.arg for argument in arguments.kwonlyargs]
+    return (*names, f"**{arguments.kwarg.arg}") if arguments.kwarg else tuple(names)
+
+
+def parse_requirement(text: str) -> Requirement:
+    """Read ``"megatron.core>=0.12,<0.20"``.
+
+    Raises:
+        ValueError: it is no requirement, or has extras, an address or a marker.
+    """
+    try:
+        requirement = Requirement(text)
+    except InvalidRequirement as error:
+        raise ValueError(f"no requirement: {text!r}") from error
+    if requirement.extras or requirement.url or requirement.marker or not requirement.specifier:
+        raise ValueError(f"a requirement is a module and its versions: {text!r}")
+    return requirement
+
+
+def _place(file: Path, key: str) -> str:
+    return f"{file}: {key}" if key else str(file)
+
+
+def _problem(parse: Callable[[str], object], values: Iterable[str]) -> str:
+    try:
+        for value in values:
+            parse(value)
+    except (ValueError, AttributeError, TypeError) as error:
+        return str(error)
+    return ""
+
+
+def _declaration(file: Path, index: int, patch: dict[str, Any], requires: Sequence[str]) -> PatchDeclaration:
+    def refuse(key: str, what: str, found: object, expected: str = "") -> ConfigError:
+        where = _place(file, f"patches[{index}].{key} ({patch['name']})")
+        return ConfigError(
+            what, where=where, found=repr(found), expected=expected, remedy="see patches/README.md"
+        )
+
+    for key in ("target", "wrapper"):
+        module, colon, attribute = patch[key].partition(":")
+        if not (colon and all(part.isidentifier() for part in (*module.split("."), *attribute.split(".")))):
+            raise refuse(key, "not an address", patch[key], "module:attribute")
+    if not patch["why"].strip():
+        raise refuse("why", "a patch needs a reason", patch["why"], "one sentence")
+    signature = patch.pop("signature")
+    signatures = tuple(signature) if isinstance(signature, list) else (signature,)
+    requirements = (*requires, *patch.pop("requires"))
+    for key, values, parse in (
+        ("signature", signatures, parameters_of),
+        ("requires", requirements, parse_requirement),
+    ):
+        wrong = _problem(parse, values)
+        if wrong:
+            raise refuse(key, wrong, values)
+    if not signatures:
+        raise refuse("signature", "a patch needs a signature", signature, "(a, b)")
+    return PatchDeclaration(
+        group=file.stem, file=file.name, signatures=signatures, requires=requirements, **patch
+    )

@@ -1,0 +1,337 @@
+"""Install a set of patches, all or none; undo them from the record of what was done; audit them in between.
+
+This module is the only place in the product that sets foreign attributes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+from types import TracebackType
+from typing import Any, Literal
+
+import wrapt
+
+from mindspeed_precision.errors import PatchError
+from mindspeed_precision.patching.declare import Called, Effect, PatchDeclaration
+from mindspeed_precision.patching.lookup import (
+    describe,
+    layers,
+    module_bindings,
+    raw_attribute,
+    reaches,
+    set_attribute,
+)
+from mindspeed_precision.patching.resolve import Resolution, Wrapper, resolve
+
+_LOG = logging.getLogger(__name__)
+
+
+class Status(str, Enum):
+    """Where a patch stands."""
+
+    OUTERMOST = "outermost"
+    """Nothing foreign lies above it."""
+    COVERED = "covered"
+    """Somebody wrapped it and still calls it."""
+    DISPLACED = "displaced"
+    """Somebody replaced it: it sees nothing any more."""
+    NOT_APPLICABLE = "not applicable"
+    """Its declaration allows that it is left out here."""
+    UNDONE = "undone"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PatchAudit:
+    """One line of an audit.
+
+    Attributes:
+        calls: how often the wrapper was called.
+        problem: what is wrong; empty when nothing is.
+        note: why it is not applicable, or what could not be undone.
+    """
+
+    name: str
+    target: str
+    effect: Effect
+    status: Status
+    calls: int
+    problem: str = ""
+    note: str = ""
+
+
+@dataclass(kw_only=True, eq=False)
+class _Installation:
+    """One patch in place: what stood there before, and what stands there now."""
+
+    declaration: PatchDeclaration
+    parent: Any
+    attribute: str
+    before: Any
+    inherited: bool
+    wrapper: Any = None
+    aliases: list[tuple[str, dict[str, Any], str]] = field(default_factory=list)
+    calls: int = 0
+    calls_at_audit: int = 0
+    active: bool = True
+    note: str = ""
+
+    def current(self) -> Any:
+        try:
+            return raw_attribute(self.parent, self.attribute)[0]
+        except KeyError:
+            return None
+
+
+class PatchSession:
+    """The patches of one run.
+
+    Example::
+
+        with PatchSession(select(load_declarations(), groups=["wgrad"])) as session:
+            train(...)
+            session.require_healthy(at="first step")
+    """
+
+    def __init__(self, declarations: Iterable[PatchDeclaration], *, allow_external: bool = False) -> None:
+        """Prepare; nothing is imported or changed before `install`.
+
+        Args:
+            declarations: what to patch. On one target ``constrain`` goes below ``observe``: an observer sees
+                what the constrained code really computed.
+            allow_external: load wrappers outside this package.
+        """
+        ordered = sorted(declarations, key=lambda declaration: declaration.effect is not Effect.CONSTRAIN)
+        self.declarations: tuple[PatchDeclaration, ...] = tuple(ordered)
+        self.allow_external = allow_external
+        self._installations: list[_Installation] = []
+        self._left_out: list[PatchAudit] = []
+        self._installed = False
+
+    def __enter__(self) -> PatchSession:
+        self.install()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.undo()
+
+    def install(self) -> None:
+        """Resolve all, check all, then install all.
+
+        Raises:
+            PatchError: the session is installed already, or anything stands in the way; then nothing was
+                changed, and every problem is named.
+        """
+        if self._installed:
+            raise PatchError("this patch session is installed already", remedy="undo it first")
+        resolutions = [resolve(d, allow_external=self.allow_external) for d in self.declarations]
+        problems = [(r.declaration, r.reason) for r in resolutions if r.refused]
+        problems += [(r.declaration, "is patched by another session") for r in resolutions if _is_patched(r)]
+        if problems:
+            raise _error("no patch was applied", problems)
+        self._left_out = [_left_out(r.declaration, r.reason) for r in resolutions if r.not_applicable]
+        self._installations = []
+        self._installed = True
+        try:
+            for resolution in self._distinct([r for r in resolutions if not r.not_applicable]):
+                self._install_one(resolution)
+            self._sweep_in()
+        except Exception as error:
+            failed = self._installations[-1].declaration if self._installations else self.declarations[0]
+            self.undo()
+            raise _error("no patch was applied", [(failed, f"could not be set: {error}")]) from error
+
+    def undo(self) -> tuple[str, ...]:
+        """Put back every raw descriptor and every alias; do nothing when nothing is installed.
+
+        What somebody else set over ours stays: ours below it becomes a pass-through.
+
+        Returns:
+            One sentence for every place that could not be restored; they are logged as warnings, too.
+        """
+        if not self._installed:
+            return ()
+        self._installed = False
+        for installation in reversed(self._installations):
+            installation.active = False
+            _restore(installation)
+        originals = {id(i.wrapper): self._original(i) for i in self._installations if i.wrapper is not None}
+        for _, namespace, attribute, value in module_bindings():
+            if id(value) in originals:
+                namespace[attribute] = originals[id(value)]
+        notes = tuple(f"{i.declaration.name}: {i.note}" for i in self._installations if i.note)
+        for note in notes:
+            _LOG.warning("patch left in place: %s", note)
+        return notes
+
+    def audit(self) -> list[PatchAudit]:
+        """Tell where every patch stands now, in the order of the declarations."""
+        lines = {line.name: line for line in (*self._left_out, *map(self._audit_one, self._installations))}
+        return [lines[d.name] for d in self.declarations if d.name in lines]
+
+    def require_healthy(self, at: Literal["start", "first step"]) -> None:
+        """Refuse to go on with a patch that sees nothing.
+
+        Args:
+            at: ``start`` when the training loop begins, ``first step`` when its first step has ended.
+
+        Raises:
+            PatchError: names every patch that is displaced, or was not called though it was due.
+        """
+        due = {Called.START} if at == "start" else {Called.START, Called.STEP}
+        called = {i.declaration.any_of or i.declaration.name for i in self._installations if i.calls}
+        problems = []
+        for line, installation in ((self._audit_one(i), i) for i in self._installations):
+            declaration = installation.declaration
+            if line.problem:
+                problems.append((declaration, line.problem))
+            elif declaration.called in due and (declaration.any_of or declaration.name) not in called:
+                problems.append((declaration, f"was never called by the {at} ({line.status.value})"))
+        if problems:
+            raise _error(f"patches see nothing at the {at}", problems)
+
+    def _distinct(self, resolutions: list[Resolution]) -> list[Resolution]:
+        """Leave out a target that is another one's alias under the same wrapper: one call must count once."""
+        first: dict[tuple[int, int, int], Resolution] = {}
+        for resolution in resolutions:
+            place = id(resolution.parent) if isinstance(resolution.parent, type) else 0
+            key = (id(resolution.raw), id(resolution.wrapper), place)
+            other = first.setdefault(key, resolution)
+            if other is not resolution:
+                reason = f"the same function as {other.declaration.target}"
+                self._left_out.append(_left_out(resolution.declaration, reason))
+        return list(first.values())
+
+    def _install_one(self, resolution: Resolution) -> None:
+        parent, attribute = resolution.parent, resolution.attribute
+        for other in self._installations:  # an alias of a function that is patched already joins its stack
+            if not isinstance(parent, type) and self._original(other) is resolution.raw:
+                parent, attribute = other.parent, other.attribute
+        before, inherited = raw_attribute(parent, attribute)
+        installation = _Installation(
+            declaration=resolution.declaration,
+            parent=parent,
+            attribute=attribute,
+            before=before,
+            inherited=inherited,
+        )
+        self._installations.append(installation)
+        assert resolution.wrapper is not None
+        below = staticmethod(before) if _lost_its_staticmethod(resolution, before) else before
+        wrapper: Any = wrapt.FunctionWrapper(below, _counted(installation, resolution.wrapper))
+        wrapper._self_patch = resolution.declaration.name
+        set_attribute(parent, attribute, wrapper)
+        installation.wrapper = wrapper
+
+    def _original(self, installation: _Installation) -> Any:
+        """Return what stood at the place of ``installation`` before the first patch of this session."""
+        stack = (i for i in self._installations if i.parent is installation.parent)
+        return next(i.before for i in stack if i.attribute == installation.attribute)
+
+    def _sweep_in(self) -> None:
+        """Replace what other modules bound by ``from x import f`` before us."""
+        tops = {id(self._original(i)): i for i in self._installations if not isinstance(i.parent, type)}
+        for module, namespace, attribute, value in module_bindings():
+            installation = tops.get(id(value))
+            if installation is not None:
+                namespace[attribute] = installation.wrapper
+                installation.aliases.append((module, namespace, attribute))
+
+    def _audit_one(self, installation: _Installation) -> PatchAudit:
+        status, problem = Status.UNDONE, ""
+        if self._installed:
+            status, problem = self._status(installation)
+        line = PatchAudit(
+            name=installation.declaration.name,
+            target=installation.declaration.target,
+            effect=installation.declaration.effect,
+            status=status,
+            calls=installation.calls,
+            problem=problem,
+            note=installation.note,
+        )
+        installation.calls_at_audit = installation.calls
+        return line
+
+    def _status(self, installation: _Installation) -> tuple[Status, str]:
+        own = {id(i.wrapper) for i in self._installations}
+        top = current = installation.current()
+        while id(current) in own and current is not installation.wrapper:
+            current = current.__wrapped__
+        lost = [
+            f"{module}.{attribute}"
+            for module, namespace, attribute in installation.aliases
+            if not reaches(namespace.get(attribute), installation.wrapper)
+        ]
+        called = installation.calls > installation.calls_at_audit
+        if lost and not called:
+            names = ", ".join(lost)
+            return Status.DISPLACED, f"its alias {names} was set again by somebody else after this patch"
+        if current is installation.wrapper:
+            return Status.OUTERMOST, ""
+        if called or reaches(top, installation.wrapper):
+            return Status.COVERED, ""
+        return Status.DISPLACED, f"was replaced by {describe(top)} after this patch"
+
+
+def _counted(installation: _Installation, wrapper: Wrapper) -> Wrapper:
+    def call(
+        wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        if not installation.active:
+            return wrapped(*args, **kwargs)
+        installation.calls += 1
+        return wrapper(wrapped, instance, args, kwargs)
+
+    return call
+
+
+def _lost_its_staticmethod(resolution: Resolution, before: Any) -> bool:
+    """Tell whether somebody read a static method by ``getattr`` and set the plain function (MindSpeed does).
+
+    wrapt would take its first argument for the instance.
+    """
+    if not isinstance(resolution.parent, type) or isinstance(before, (staticmethod, classmethod)):
+        return False
+    first = resolution.declaration.signatures[0].strip("( )").partition(",")[0].strip()
+    return first not in ("self", "cls")
+
+
+def _restore(installation: _Installation) -> None:
+    if installation.wrapper is None:
+        return
+    current = installation.current()
+    if current is not installation.wrapper:
+        installation.note = f"{describe(current)} was set over {installation.declaration.target} and stays"
+    elif installation.inherited:
+        delattr(installation.parent, installation.attribute)
+    else:
+        set_attribute(installation.parent, installation.attribute, installation.before)
+
+
+def _is_patched(resolution: Resolution) -> bool:
+    name = resolution.declaration.name
+    return any(getattr(layer, "_self_patch", None) == name for layer in layers(resolution.raw))
+
+
+def _left_out(declaration: PatchDeclaration, reason: str) -> PatchAudit:
+    return PatchAudit(
+        name=declaration.name,
+        target=declaration.target,
+        effect=declaration.effect,
+        status=Status.NOT_APPLICABLE,
+        calls=0,
+        note=reason,
+    )
+
+
+def _error(what: str, problems: list[tuple[PatchDeclaration, str]]) -> PatchError:
+    lines = [f"  {declaration.name} ({declaration.target}): {reason}" for declaration, reason in problems]
+    return PatchError(
+        "\n".join([f"{what}:", *lines]),
+        remedy="\n`mindspeed-precision patches check` shows what each patch finds on this machine",
+    )
