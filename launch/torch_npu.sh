@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Start a training script on Ascend NPUs with PyTorch, the environment pinned before anything reads it.
+# Why each variable: mindspeed_precision/determinism/environment.py. Source the toolkit's set_env.sh before.
+set -euo pipefail
+
+if [[ $# -eq 0 ]]; then
+  cat >&2 <<'USAGE'
+usage: launch/torch_npu.sh SCRIPT.py [ARGUMENT...]
+  starts SCRIPT.py through torchrun; add --precision-debug to its arguments to record the run
+  environment: NPROC (8) processes per node, NNODES (1), NODE_RANK (0), MASTER_ADDR (localhost), MASTER_PORT (6000)
+USAGE
+  exit 2
+fi
+
+export PYTHONHASHSEED="${PYTHONHASHSEED:-1234}"
+export HCCL_DETERMINISTIC="${HCCL_DETERMINISTIC:-true}" # "strict" also fixes the order between nodes, where the chip can
+export LCCL_DETERMINISTIC=1
+export CLOSE_MATMUL_K_SHIFT=1
+export ATB_MATMUL_SHUFFLE_K_ENABLE=0 # not a default: set_env.sh of the toolkit exports 1
+export ATB_LLM_LCOC_ENABLE=0
+export CUSTOM_MATMUL_SHUFFLE=off
+export ASCEND_LAUNCH_BLOCKING=1
+export NCCL_DETERMINISTIC=1
+export NVTE_ALLOW_NONDETERMINISTIC_ALGO=0
+export CUDA_DEVICE_MAX_CONNECTIONS="${CUDA_DEVICE_MAX_CONNECTIONS:-1}"
+
+exec torchrun --nproc-per-node "${NPROC:-8}" --nnodes "${NNODES:-1}" --node-rank "${NODE_RANK:-0}" \
+  --master-addr "${MASTER_ADDR:-localhost}" --master-port "${MASTER_PORT:-6000}" "$@"
