@@ -236,6 +236,25 @@ class TensorRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ParameterDeclaration:
+    """A parameter that a rank holds, declared before the first step: what coverage is measured against.
+
+    Attributes:
+        fqn: canonical name.
+        shape: shape of what this rank holds.
+        dtype: framework-neutral name.
+        trainable: whether it requires a gradient.
+        tied_to: fqn of the parameter whose storage it shares; empty for the first name of a storage.
+    """
+
+    fqn: str
+    shape: tuple[int, ...]
+    dtype: str
+    trainable: bool
+    tied_to: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankCoordinates:
     """Where a rank sits in the parallel layout; sizes are those of the whole run."""
 
@@ -320,7 +339,8 @@ class Comparison:
     Attributes:
         pair: the two records; or, with the verdict ``missing``, the one that has no partner although the
             other run should have it.
-        verdict: the policy's answer; ``missing`` also for a pair whose elements the policy needs and nobody kept.
+        verdict: the policy's answer; ``missing`` also for a pair whose elements the policy needs and
+            nobody kept.
         metrics: named facts (``bitwise``, ``rel_frobenius``, ``max_abs_err``, ``max_ulp``,
             ``mismatched``, ``permutation`` …); only those that the records support.
         reason: why the verdict is not ``identical``, in one phrase.
@@ -374,8 +394,8 @@ class Replay:
         baseline_error: relative Frobenius distance of the baseline's dW to dW in float64.
         candidate_error: the same for the candidate's.
         environment: what it ran on (framework, threads, kernels).
-        proved: one recipe gives the baseline bit for bit, another the candidate, and each is what the recorded
-            layouts say of that side.
+        proved: one recipe gives the baseline bit for bit, another the candidate, and each is what the
+            recorded layouts say of that side.
     """
 
     key: RecordKey

@@ -17,8 +17,9 @@ class HostTensor:
     """A tensor copied to the host.
 
     Attributes:
-        bits: the elements in C order as unsigned integers of their width (``uint16`` for bfloat16), ``[...]``
-            of the logical shape.
+        bits: the elements in C order as unsigned integers of their width (``uint16`` for bfloat16, ``uint8``
+            0 and 1 for bool), ``[...]`` of the logical shape; complex elements as two, real then imaginary,
+            in a further last dimension of size 2.
         dtype: framework-neutral name of the element type.
     """
 

@@ -1,0 +1,169 @@
+"""The torch backend: cpu, cuda and npu tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from mindspeed_precision.backends.base import HostTensor
+from mindspeed_precision.backends.torch_digest import ELEMENTS, Sums, sums_of
+from mindspeed_precision.errors import PrecisionError
+from mindspeed_precision.record.statistics import EMPTY
+from mindspeed_precision.records import Digest, Layout, Statistics
+
+_NPU_FORMATS = {-1: "", 0: "NCHW", 2: "ND", 3: "NC1HWC0", 4: "FRACTAL_Z", 29: "FRACTAL_NZ", 30: "NCDHW"}
+_NPU_ND = 2
+
+
+class TorchBackend:
+    """Implements ``backends.base.Backend`` for torch."""
+
+    name = "torch"
+
+    def is_tensor(self, value: object) -> bool:
+        """Tell whether ``value`` is a torch tensor."""
+        return isinstance(value, torch.Tensor)
+
+    def shape(self, tensor: torch.Tensor) -> tuple[int, ...]:
+        """Return the logical shape."""
+        return tuple(tensor.shape)
+
+    def dtype(self, tensor: torch.Tensor) -> str:
+        """Return the framework-neutral name of the element type."""
+        return str(tensor.dtype).removeprefix("torch.")
+
+    def layout(self, tensor: torch.Tensor) -> Layout:
+        """Return strides, offset, contiguity, and on an NPU the storage format."""
+        return Layout(
+            stride=tuple(tensor.stride()),
+            storage_offset=int(tensor.storage_offset()),
+            contiguous=tensor.is_contiguous(),
+            format=_npu_format(tensor) if tensor.device.type == "npu" else "",
+        )
+
+    def begin_digest(self, tensor: torch.Tensor, *, statistics: bool) -> Sums:
+        """Enqueue the digest; touches neither the tensor's version, nor autograd, nor a random generator.
+
+        Raises:
+            PrecisionError: the tensor cannot be read as dense elements of a known type.
+        """
+        # inference mode: nothing of what follows is recorded by autograd or counted as a write
+        with torch.inference_mode():
+            return sums_of(_readable(tensor), statistics=statistics)
+
+    def finish_digests(self, handles: Sequence[Sums]) -> list[Digest]:
+        """Wait once per device and return the digests."""
+        with torch.inference_mode():
+            integers = _to_host(tensor for handle in handles for tensor in handle.integers)
+            floats = _to_host(tensor for handle in handles for tensor in handle.floats)
+        digests, next_integer, next_float = [], 0, 0
+        for handle in handles:
+            count, moments = sum(t.numel() for t in handle.integers), len(handle.floats)
+            digests.append(
+                _digest(
+                    handle,
+                    integers[next_integer : next_integer + count],
+                    floats[next_float : next_float + moments],
+                )
+            )
+            next_integer, next_float = next_integer + count, next_float + moments
+        return digests
+
+    def snapshot(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Enqueue a copy in C order.
+
+        Raises:
+            PrecisionError: the tensor cannot be read as dense elements of a known type.
+        """
+        with torch.inference_mode():
+            return _readable(tensor).clone(memory_format=torch.contiguous_format)
+
+    def to_host(self, snapshot: torch.Tensor) -> HostTensor:
+        """Copy a snapshot to the host; call it after ``finish_digests`` has waited for the device."""
+        with torch.inference_mode():
+            host = snapshot.cpu()
+            plain = torch.view_as_real(host) if host.is_complex() else host
+            bits = plain.view(ELEMENTS[plain.dtype].view).numpy()
+        return HostTensor(bits=bits.view(f"u{bits.dtype.itemsize}"), dtype=self.dtype(snapshot))
+
+
+def _readable(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":
+        kind = f"{tensor.layout} {tensor.dtype} on {tensor.device.type}"
+        raise PrecisionError("cannot read the elements of this tensor", found=kind, expected="a dense tensor")
+    plain = tensor.detach()
+    if plain.is_complex():
+        plain = plain.resolve_conj()
+    if plain.is_neg():
+        plain = plain.resolve_neg()
+    if plain.numel() and not plain.untyped_storage().nbytes():
+        raise PrecisionError("the memory of this tensor was freed before it could be read")
+    if plain.device.type == "npu" and _npu_format(plain) not in ("ND", "NCHW", "NCDHW", ""):
+        import torch_npu
+
+        plain = torch_npu.npu_format_cast(plain, _NPU_ND)
+    return plain
+
+
+def _npu_format(tensor: torch.Tensor) -> str:
+    import torch_npu
+
+    code = int(torch_npu.get_npu_format(tensor))
+    return _NPU_FORMATS.get(code, f"format {code}")
+
+
+def _to_host(tensors: Iterable[torch.Tensor]) -> NDArray[Any]:
+    """Concatenate 1-d tensors on the host in their order, with one copy per device."""
+    flat = list(tensors)
+    if not flat:
+        return np.empty(0)
+    devices = {tensor.device for tensor in flat}
+    if len(devices) == 1:
+        (device,) = devices
+        _synchronize(device)
+        return np.asarray(torch.cat(flat).cpu().numpy())
+    host: list[NDArray[Any]] = [np.empty(0)] * len(flat)
+    for device in devices:
+        _synchronize(device)
+        mine = [index for index, tensor in enumerate(flat) if tensor.device == device]
+        joined = torch.cat([flat[index] for index in mine]).cpu().numpy()
+        ends = np.cumsum([flat[index].numel() for index in mine])[:-1]
+        for index, part in zip(mine, np.split(joined, ends), strict=True):
+            host[index] = part
+    return np.concatenate(host)
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type != "cpu":  # digests may have been enqueued on several streams
+        getattr(torch, device.type).synchronize(device)
+
+
+def _digest(sums: Sums, integers: NDArray[np.int64], floats: NDArray[np.floating[Any]]) -> Digest:
+    if not sums.numel:
+        return Digest(fingerprint=0, unordered=0, statistics=EMPTY if sums.statistics else None)
+    ordered, unordered = (int(value) & 0xFFFF_FFFF_FFFF_FFFF for value in integers[:2].tolist())
+    if not len(floats):
+        return Digest(fingerprint=ordered, unordered=unordered)
+    histogram = integers[2:258]
+    bins = np.flatnonzero(histogram)
+    zeros, nans, infs = (*integers[258:].tolist(), 0, 0)[:3]
+    if sums.floating and not sums.double:
+        infs = int(histogram[255]) - nans
+    finite = sums.numel - nans - infs
+    low, high, total, squares = floats.tolist()
+    moments = Statistics(
+        minimum=low if finite else math.nan,
+        maximum=high if finite else math.nan,
+        mean=total / finite if finite else math.nan,
+        l2_norm=math.sqrt(squares),
+        zeros=int(zeros),
+        nans=int(nans),
+        infs=int(infs),
+        exponents=dict(zip(bins.tolist(), histogram[bins].tolist(), strict=True)),
+    )
+    return Digest(fingerprint=ordered, unordered=unordered, statistics=moments)

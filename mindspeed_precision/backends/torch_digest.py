@@ -1,0 +1,252 @@
+"""Fingerprint and statistics of a torch tensor, in torch operations on the tensor's own device.
+
+Same definition as ``record.fingerprint`` and ``record.statistics``. Nothing here waits for a device: no
+``.item()``, no ``bool(tensor)``, no copy to the host. Sums of integers wrap around and do not care about
+order, so the integer results are the same on every device.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from mindspeed_precision.errors import PrecisionError
+from mindspeed_precision.record.fingerprint import MASK64, MULTIPLIERS, SEED, SHIFTS, UNORDERED_KEY
+
+CPU_PIECE = 1 << 15
+"""Elements per pass on a CPU: the temporaries (a few times 512 KiB) stay in its cache."""
+
+DEVICE_PIECE = 1 << 20
+"""Elements per pass on an accelerator: temporaries of 16 MiB, kernels long enough to hide their launch."""
+
+TABLE_LIMIT = 1 << 22
+"""Positions whose keys are kept per device (64 MiB); keys beyond are computed when needed."""
+
+_LANES = 1024
+"""Copies of the histogram on an accelerator, so that equal exponents do not queue for one counter."""
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >> 63 else value
+
+
+_MULTIPLIERS = tuple(_signed(value) for value in MULTIPLIERS)
+_SHIFTS = tuple((shift, MASK64 >> shift) for shift in SHIFTS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Element:
+    """How to read one element type.
+
+    Attributes:
+        view: integer type of the same width.
+        mask: zero-extends ``view`` to 64 bits; 0 where nothing is to be done.
+        floating: may hold NaN and infinities.
+        numbers: can be converted to float32; other types get no statistics.
+    """
+
+    view: torch.dtype
+    mask: int
+    floating: bool
+    numbers: bool = True
+
+
+def _elements() -> dict[torch.dtype, Element]:
+    widths = {
+        1: (torch.uint8, 0),
+        2: (torch.int16, 0xFFFF),
+        4: (torch.int32, 0xFFFFFFFF),
+        8: (torch.int64, 0),
+    }
+    floating = ["float16", "bfloat16", "float32", "float64"]
+    floating += ["float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"]
+    integers = [f"{sign}int{width}" for sign in ("", "u") for width in (8, 16, 32, 64)]
+    table = {}
+    for name in [*floating, *integers, "bool", "float4_e2m1fn_x2"]:
+        dtype = getattr(torch, name, None)  # older builds lack the newer types
+        if dtype is not None:
+            view, mask = widths[dtype.itemsize]
+            numbers = name != "float4_e2m1fn_x2"  # two elements per byte: bits only
+            table[dtype] = Element(view=view, mask=mask, floating=name in floating, numbers=numbers)
+    return table
+
+
+ELEMENTS = _elements()
+
+
+@dataclass(kw_only=True)
+class Sums:
+    """Partial sums over a tensor, on its device; the arithmetic that is left is done on the host.
+
+    Attributes:
+        numel: elements (two per complex element).
+        statistics: the moments are there too.
+        floating: may hold NaN and infinities.
+        double: infinities were counted apart, since float64 numbers can exceed float32.
+        integers: ``[2]`` fingerprints, and with statistics ``[256]`` exponents, ``[1]`` zeros, and for
+            floating types ``[1]`` NaNs, and for float64 ``[1]`` infinities; all int64.
+        floats: ``[1]`` each: minimum, maximum, sum and sum of squares of the finite elements.
+    """
+
+    numel: int
+    statistics: bool
+    floating: bool = False
+    double: bool = False
+    integers: list[torch.Tensor] = field(default_factory=list)
+    floats: list[torch.Tensor] = field(default_factory=list)
+
+    def add(self, other: Sums) -> None:
+        """Add the sums of another part of the same tensor."""
+        self.integers = [mine + theirs for mine, theirs in zip(self.integers, other.integers, strict=True)]
+        if self.floats:
+            (low, high, *mine), (other_low, other_high, *theirs) = self.floats, other.floats
+            totals = [a + b for a, b in zip(mine, theirs, strict=True)]
+            self.floats = [torch.minimum(low, other_low), torch.maximum(high, other_high), *totals]
+
+
+def sums_of(tensor: torch.Tensor, *, statistics: bool) -> Sums:
+    """Enqueue everything that a digest of ``tensor`` needs.
+
+    Args:
+        tensor: ``[...]`` dense, any strides, already detached.
+        statistics: also the moments.
+
+    Raises:
+        PrecisionError: the element type is unknown.
+    """
+    per_element = 2 if tensor.is_complex() else 1
+    real = tensor.dtype.to_real() if per_element == 2 else tensor.dtype
+    element = ELEMENTS.get(real)
+    if element is None:
+        raise PrecisionError("no way to take a fingerprint of this element type", found=str(tensor.dtype))
+    statistics = statistics and element.numbers
+    total = Sums(
+        numel=tensor.numel() * per_element,
+        statistics=statistics,
+        floating=element.floating,
+        double=real == torch.float64,
+    )
+    start = 0
+    for piece in _pieces(tensor, CPU_PIECE if tensor.device.type == "cpu" else DEVICE_PIECE):
+        part = torch.view_as_real(piece).reshape(-1) if per_element == 2 else piece
+        sums = Sums(
+            numel=part.numel(), statistics=statistics, integers=[_fingerprint_sums(part, element, start)]
+        )
+        if statistics:
+            _add_statistics(sums, part, element)
+        if start:
+            total.add(sums)
+        else:
+            total.integers, total.floats = sums.integers, sums.floats
+        start += part.numel()
+    return total
+
+
+def _pieces(tensor: torch.Tensor, limit: int) -> Iterator[torch.Tensor]:
+    """Yield flat pieces of at most ``limit`` elements in C order; contiguous memory is not copied."""
+    numel = tensor.numel()
+    if numel <= limit:
+        if numel:
+            yield tensor.reshape(-1)
+    elif tensor.is_contiguous():
+        yield from tensor.view(-1).split(limit)
+    else:
+        row = numel // tensor.shape[0]
+        for part in tensor.split(max(1, limit // row)):
+            yield from _pieces(part if row <= limit else part[0], limit)
+
+
+def _fingerprint_sums(part: torch.Tensor, element: Element, start: int) -> torch.Tensor:
+    bits = part.view(element.view).to(torch.int64)
+    if element.mask:
+        bits = bits & element.mask
+    return _mix(bits ^ KEYS.rows(start, part.numel(), part.device)).sum(1)
+
+
+def _mix(values: torch.Tensor) -> torch.Tensor:
+    """Apply ``mix64`` in place to int64 ``values``; ``>>`` copies the sign, the masks take it away."""
+    for (shift, mask), multiplier in zip(_SHIFTS, (*_MULTIPLIERS, None), strict=True):
+        values.bitwise_xor_((values >> shift).bitwise_and_(mask))
+        if multiplier is not None:
+            values.mul_(multiplier)
+    return values
+
+
+def _add_statistics(sums: Sums, part: torch.Tensor, element: Element) -> None:
+    # float64 does not exist on every accelerator
+    wide = part.to(torch.float32 if part.device.type == "npu" else torch.float64)
+    sums.integers.append(_exponents(part))
+    sums.integers.append((wide == 0).sum(0, keepdim=True))
+    low = high = clean = wide
+    if element.floating:
+        sums.integers.append((wide != wide).sum(0, keepdim=True))
+        if part.dtype == torch.float64:
+            sums.integers.append((wide.abs() == torch.inf).sum(0, keepdim=True))
+        low = torch.nan_to_num(wide, nan=torch.inf, posinf=torch.inf, neginf=torch.inf)
+        high = torch.nan_to_num(wide, nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf)
+        clean = torch.nan_to_num(wide, nan=0.0, posinf=0.0, neginf=0.0)
+    sums.floats = [low.amin(0, keepdim=True), high.amax(0, keepdim=True), clean.sum(0, keepdim=True)]
+    sums.floats.append((clean * clean).sum(0, keepdim=True))
+
+
+def _exponents(part: torch.Tensor) -> torch.Tensor:
+    """Count the float32 exponents, ``[256]`` int64; the CPU's ``bincount`` would wait for an accelerator."""
+    bins = (part.to(torch.float32).view(torch.int32) >> 23).bitwise_and_(0xFF)
+    if part.device.type == "cpu":
+        return torch.bincount(bins, minlength=256)
+    lane = torch.arange(bins.numel(), dtype=torch.int64, device=part.device).bitwise_and_(_LANES - 1)
+    counters = torch.zeros(256 * _LANES, dtype=torch.int64, device=part.device)
+    place = lane.mul_(256).add_(bins)
+    return counters.scatter_add_(0, place, torch.ones_like(place)).view(_LANES, 256).sum(0)
+
+
+class KeyTable:
+    """``mix64(position + SEED)`` in row 0 and the constant of the unordered sum in row 1, kept per device.
+
+    A table is filled on the stream that first needs it; other streams wait for that on the device, not on
+    the host.
+    """
+
+    def __init__(self) -> None:
+        self._tables: dict[torch.device, tuple[torch.Tensor, Any, Any]] = {}
+        self._lock = threading.Lock()
+
+    def rows(self, start: int, count: int, device: torch.device) -> torch.Tensor:
+        """Return ``[2, count]`` int64 keys of the positions from ``start``."""
+        if start + count > TABLE_LIMIT:
+            return self._compute(start, count, device)
+        table, stream, ready = self._tables.get(device, (None, None, None))
+        if table is None or table.shape[1] < start + count:
+            table, stream, ready = self._grow(start + count, device)
+        if ready is not None:
+            current = _stream(device)
+            if current != stream:
+                current.wait_event(ready)
+        return table[:, start : start + count]
+
+    def _grow(self, count: int, device: torch.device) -> tuple[torch.Tensor, Any, Any]:
+        size = min(TABLE_LIMIT, max(CPU_PIECE, 1 << (count - 1).bit_length()))
+        with self._lock:
+            table = self._compute(0, size, device)
+            stream = _stream(device)
+            entry = (table, stream, None if stream is None else stream.record_event())
+            self._tables[device] = entry
+        return entry
+
+    @staticmethod
+    def _compute(start: int, count: int, device: torch.device) -> torch.Tensor:
+        first = _signed((SEED + start) & MASK64)
+        keys = torch.full((2, count), _signed(UNORDERED_KEY), dtype=torch.int64, device=device)
+        keys[0] = _mix(torch.arange(count, dtype=torch.int64, device=device).add_(first))
+        return keys
+
+
+def _stream(device: torch.device) -> Any:
+    return None if device.type in ("cpu", "meta") else getattr(torch, device.type).current_stream(device)
+
+
+KEYS = KeyTable()

@@ -1,0 +1,370 @@
+"""The lines of ``index.jsonl`` and the names of a run's files: schema 1, as ``docs/dump-format.md`` says.
+
+One place knows both directions: what ``to_json`` writes, ``parse_line`` reads back equal, and a line with a
+missing, unknown or ill-typed key is refused with its file and number.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from mindspeed_precision.errors import DumpError
+from mindspeed_precision.records import (
+    INIT_STEP,
+    NO_MICROBATCH,
+    Digest,
+    Layout,
+    ParameterDeclaration,
+    Phase,
+    RankCoordinates,
+    RecordKey,
+    Role,
+    Statistics,
+    TensorRecord,
+)
+
+SCHEMA = 1
+"""Version of the files of a run; a reader refuses any other."""
+
+FINGERPRINT = "splitmix64-positional-1"
+"""Definition of the fingerprints in a run (``record.fingerprint.ALGORITHM``)."""
+
+MANIFEST = "run.json"
+INDEX = "index.jsonl"
+COMPLETE = "COMPLETE"
+
+KEYS: Mapping[str, Mapping[str, tuple[type, ...]]] = {
+    "header": {"schema": (int,), "fingerprint": (str,), "coordinates": (dict,)},
+    "parameters": {"parameters": (list,)},
+    "record": {
+        "seq": (int,),
+        "step": (int,),
+        "microbatch": (int,),
+        "phase": (str,),
+        "fqn": (str,),
+        "role": (str,),
+        "slot": (str,),
+        "occurrence": (int,),
+        "recomputed": (bool,),
+        "shape": (list,),
+        "dtype": (str,),
+        "layout": (dict, type(None)),
+        "fingerprint": (str,),
+        "unordered": (str,),
+        "statistics": (dict, type(None)),
+        "payload": (str, type(None)),
+        "note": (str,),
+    },
+    "problem": {"step": (int,), "record": (str,), "reason": (str,)},
+    "step": {
+        "step": (int,),
+        "records": (int,),
+        "payloads": (int,),
+        "problems": (int,),
+        "microbatches": (int,),
+    },
+}
+"""Keys of each kind of line, beside ``kind``, with the JSON types they may hold."""
+
+LAYOUT_KEYS: Mapping[str, tuple[type, ...]] = {
+    "stride": (list,),
+    "storage_offset": (int,),
+    "contiguous": (bool,),
+    "format": (str,),
+}
+STATISTICS_KEYS: Mapping[str, tuple[type, ...]] = {
+    "minimum": (float, int, str),
+    "maximum": (float, int, str),
+    "mean": (float, int, str),
+    "l2_norm": (float, int, str),
+    "zeros": (int,),
+    "nans": (int,),
+    "infs": (int,),
+    "exponents": (dict,),
+}
+PARAMETER_KEYS: Mapping[str, tuple[type, ...]] = {
+    "fqn": (str,),
+    "shape": (list,),
+    "dtype": (str,),
+    "trainable": (bool,),
+    "tied_to": (str,),
+}
+COORDINATE_KEYS: Mapping[str, tuple[type, ...]] = {field.name: (int,) for field in fields(RankCoordinates)}
+COMPLETE_KEYS: Mapping[str, tuple[type, ...]] = {
+    "schema": (int,),
+    "lines": (int,),
+    "algorithm": (str,),
+    "digest": (str,),
+}
+DIGEST_ALGORITHM = "blake2b-16"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """First line of an index: who wrote it, and by which definitions."""
+
+    coordinates: RankCoordinates
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameters:
+    """The parameters that a rank holds."""
+
+    parameters: tuple[ParameterDeclaration, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """A record that could not be taken, or a loss of several.
+
+    Attributes:
+        step: step in which it happened.
+        record: the record, as a phrase; empty where it is not one.
+        reason: why, in one line.
+    """
+
+    step: int
+    record: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepMarker:
+    """Last line of a step. The lines since the marker before it are whole.
+
+    Attributes:
+        step: the step.
+        records: record lines of the step.
+        payloads: how many of them have a payload.
+        problems: problem lines of the step.
+        microbatches: microbatches that the step ran.
+    """
+
+    step: int
+    records: int
+    payloads: int
+    problems: int
+    microbatches: int
+
+
+Line = Header | Parameters | TensorRecord | Problem | StepMarker
+
+
+def rank_directory(rank: int) -> str:
+    """Return the name of a rank's directory."""
+    return f"rank{rank:05d}"
+
+
+def payload_file(step: int, microbatch: int, repeat: int = 0) -> str:
+    """Return the name of a payload file; ``repeat`` counts the runs of one step before this one."""
+    name = "init" if step == INIT_STEP else f"step{step:06d}"
+    if microbatch != NO_MICROBATCH:
+        name += f".mb{microbatch:03d}"
+    return f"{name}.r{repeat}.safetensors" if repeat else f"{name}.safetensors"
+
+
+def to_json(line: Line) -> str:
+    """Return ``line`` as one line of JSON, without its newline."""
+    if isinstance(line, TensorRecord):
+        plain = _record_to_plain(line)
+    elif isinstance(line, Header):
+        plain = {"kind": "header", "schema": SCHEMA, "fingerprint": FINGERPRINT}
+        plain["coordinates"] = asdict(line.coordinates)
+    elif isinstance(line, Parameters):
+        plain = {"kind": "parameters", "parameters": [asdict(parameter) for parameter in line.parameters]}
+    else:
+        plain = {"kind": "problem" if isinstance(line, Problem) else "step", **asdict(line)}
+    return json.dumps(plain, allow_nan=False, separators=(",", ":"))
+
+
+def _record_to_plain(record: TensorRecord) -> dict[str, Any]:
+    key, layout, statistics = record.key, record.layout, record.digest.statistics
+    return {
+        "kind": "record",
+        "seq": record.seq,
+        "step": key.step,
+        "microbatch": key.microbatch,
+        "phase": key.phase.value,
+        "fqn": key.fqn,
+        "role": key.role.value,
+        "slot": key.slot,
+        "occurrence": key.occurrence,
+        "recomputed": key.recomputed,
+        "shape": record.shape,
+        "dtype": record.dtype,
+        "layout": None if layout is None else {name: getattr(layout, name) for name in LAYOUT_KEYS},
+        "fingerprint": f"{record.digest.fingerprint:016x}",
+        "unordered": f"{record.digest.unordered:016x}",
+        "statistics": None if statistics is None else _statistics_to_plain(statistics),
+        "payload": record.payload,
+        "note": record.note,
+    }
+
+
+def _statistics_to_plain(statistics: Statistics) -> dict[str, Any]:
+    plain: dict[str, Any] = {}
+    for name in ("minimum", "maximum", "mean", "l2_norm"):
+        number = float(getattr(statistics, name))
+        plain[name] = number if math.isfinite(number) else str(number)
+    plain.update(zeros=statistics.zeros, nans=statistics.nans, infs=statistics.infs)
+    plain["exponents"] = {str(bin_): count for bin_, count in statistics.exponents.items()}
+    return plain
+
+
+def parse_line(text: str | bytes, *, where: str) -> Line:
+    """Read one line of an index.
+
+    Args:
+        text: the line, with or without its newline.
+        where: file and line number, for errors.
+
+    Raises:
+        DumpError: it is no JSON object, of no known kind, or one of its values does not fit.
+    """
+    plain = load_object(text, where=where)
+    kind = plain.pop("kind", None)
+    if not isinstance(kind, str) or kind not in KEYS:
+        raise DumpError(
+            "no such kind of line", where=where, found=repr(kind), expected=f"one of {', '.join(KEYS)}"
+        )
+    check_keys(plain, KEYS[kind], where=where)
+    if kind == "record":
+        return _record_from_plain(plain, where)
+    if kind == "header":
+        return _header_from_plain(plain, where)
+    if kind == "parameters":
+        return Parameters(parameters=tuple(_parameter(entry, where) for entry in plain["parameters"]))
+    return Problem(**plain) if kind == "problem" else StepMarker(**plain)
+
+
+def load_object(text: str | bytes, *, where: str) -> dict[str, Any]:
+    """Read a JSON object strictly: no duplicate keys, no ``NaN``.
+
+    Raises:
+        DumpError: it is something else.
+    """
+
+    def refuse(name: str) -> None:
+        raise ValueError(f"{name} is no JSON")
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        plain = dict(pairs)
+        if len(plain) != len(pairs):
+            raise ValueError("a key appears twice")
+        return plain
+
+    try:
+        plain = json.loads(text, parse_constant=refuse, object_pairs_hook=unique)
+    except (ValueError, RecursionError) as error:
+        raise DumpError(f"not readable as JSON: {error}", where=where) from error
+    if not isinstance(plain, dict):
+        raise DumpError("not a JSON object", where=where, found=type(plain).__name__)
+    return plain
+
+
+def check_keys(plain: Any, keys: Mapping[str, tuple[type, ...]], *, where: str) -> None:
+    """Refuse an object that does not have exactly ``keys``, each of one of its types.
+
+    Raises:
+        DumpError: a key is missing, unknown, or of another type.
+    """
+    if not isinstance(plain, dict):
+        raise DumpError("not an object", where=where, found=type(plain).__name__, expected=", ".join(keys))
+    if plain.keys() != keys.keys():
+        odd = sorted(plain.keys() ^ keys.keys())
+        what = "unknown" if odd[0] in plain else "missing"
+        raise DumpError(
+            f"{what} key {odd[0]!r}", where=where, expected=", ".join(keys), found=", ".join(plain)
+        )
+    for name, types in keys.items():
+        if type(plain[name]) not in types:
+            names = " or ".join(t.__name__ for t in types)
+            raise DumpError(f"ill-typed {name!r}", where=where, found=repr(plain[name]), expected=names)
+
+
+def _header_from_plain(plain: dict[str, Any], where: str) -> Header:
+    for name, ours in (("schema", SCHEMA), ("fingerprint", FINGERPRINT)):
+        if plain[name] != ours:
+            raise DumpError(
+                f"written with another {name}", where=where, found=str(plain[name]), expected=str(ours)
+            )
+    check_keys(plain["coordinates"], COORDINATE_KEYS, where=where)
+    return Header(coordinates=RankCoordinates(**plain["coordinates"]))
+
+
+def _parameter(plain: Any, where: str) -> ParameterDeclaration:
+    check_keys(plain, PARAMETER_KEYS, where=where)
+    return ParameterDeclaration(**{**plain, "shape": _integers(plain["shape"], where)})
+
+
+def _record_from_plain(plain: dict[str, Any], where: str) -> TensorRecord:
+    try:
+        phase, role = Phase(plain["phase"]), Role(plain["role"])
+    except ValueError as error:
+        raise DumpError(str(error), where=where) from error
+    key = RecordKey(
+        step=plain["step"],
+        microbatch=plain["microbatch"],
+        phase=phase,
+        fqn=plain["fqn"],
+        role=role,
+        slot=plain["slot"],
+        occurrence=plain["occurrence"],
+        recomputed=plain["recomputed"],
+    )
+    digest = Digest(
+        fingerprint=_hexadecimal(plain["fingerprint"], where),
+        unordered=_hexadecimal(plain["unordered"], where),
+        statistics=None if plain["statistics"] is None else _statistics(plain["statistics"], where),
+    )
+    return TensorRecord(
+        seq=plain["seq"],
+        key=key,
+        shape=_integers(plain["shape"], where),
+        dtype=plain["dtype"],
+        layout=None if plain["layout"] is None else _layout(plain["layout"], where),
+        digest=digest,
+        payload=plain["payload"],
+        note=plain["note"],
+    )
+
+
+def _layout(plain: dict[str, Any], where: str) -> Layout:
+    check_keys(plain, LAYOUT_KEYS, where=where)
+    return Layout(**{**plain, "stride": _integers(plain["stride"], where)})
+
+
+def _statistics(plain: dict[str, Any], where: str) -> Statistics:
+    check_keys(plain, STATISTICS_KEYS, where=where)
+    numbers = {name: _number(plain[name], where) for name in ("minimum", "maximum", "mean", "l2_norm")}
+    counts = {name: plain[name] for name in ("zeros", "nans", "infs")}
+    exponents = {}
+    for name, count in plain["exponents"].items():
+        if not (name.isdecimal() and int(name) < 256 and type(count) is int):
+            raise DumpError("no bin of an exponent histogram", where=where, found=f"{name!r}: {count!r}")
+        exponents[int(name)] = count
+    return Statistics(**numbers, **counts, exponents=exponents)
+
+
+def _number(value: float | str, where: str) -> float:
+    if isinstance(value, str) and value not in ("nan", "inf", "-inf"):
+        raise DumpError(
+            "not a number", where=where, found=repr(value), expected='a number, "nan", "inf" or "-inf"'
+        )
+    return float(value)
+
+
+def _hexadecimal(text: str, where: str) -> int:
+    if len(text) != 16 or not set(text) <= set("0123456789abcdef"):
+        raise DumpError("no fingerprint", where=where, found=repr(text), expected="16 hexadecimal digits")
+    return int(text, 16)
+
+
+def _integers(values: list[Any], where: str) -> tuple[int, ...]:
+    if any(type(value) is not int for value in values):
+        raise DumpError("not a list of integers", where=where, found=repr(values))
+    return tuple(values)

@@ -1,0 +1,184 @@
+"""Payload files: the safetensors format, written and read with numpy alone.
+
+The format (https://huggingface.co/docs/safetensors): 8 bytes little-endian length of a JSON header, the
+header ``{name: {"dtype", "shape", "data_offsets"}}``, then the elements. The library's own numpy door cannot
+hold bfloat16 without another dependency, and its low-level door differs between its versions; a test has the
+library read what is written here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mindspeed_precision.backends.base import HostTensor
+from mindspeed_precision.dump.format import check_keys, load_object
+from mindspeed_precision.errors import DumpError
+
+_TAGS = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "uint16": "U16",
+    "int16": "I16",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "uint32": "U32",
+    "int32": "I32",
+    "float32": "F32",
+    "complex64": "F32",
+    "uint64": "U64",
+    "int64": "I64",
+    "float64": "F64",
+    "complex128": "F64",
+}
+_WIDTHS = {
+    tag: 1 if tag.startswith("F8") or tag == "BOOL" else int(tag.lstrip("BFIU")) // 8
+    for tag in _TAGS.values()
+}
+_ENTRY: Mapping[str, tuple[type, ...]] = {"dtype": (str,), "shape": (list,), "data_offsets": (list,)}
+_HEADER_LIMIT = 100_000_000
+
+
+def tag_of(dtype: str) -> str:
+    """Return the safetensors type for ``dtype``; types that the format lacks are stored as bytes (``U8``)."""
+    return _TAGS.get(dtype, "U8")
+
+
+def write_payload(path: Path, tensors: Mapping[str, HostTensor]) -> None:
+    """Write a payload file under a temporary name, flush it to the disk, and rename it.
+
+    Args:
+        path: the file; replaced if it exists.
+        tensors: elements by name; complex ones with their last dimension of size 2.
+
+    Raises:
+        OSError: the disk is full or not writable.
+    """
+    order = sorted(tensors, key=lambda name: -tensors[name].bits.dtype.itemsize)  # keeps each one aligned
+    header: dict[str, Any] = {}
+    end = 0
+    for name in order:
+        start, end = end, end + tensors[name].bits.nbytes
+        shape = list(tensors[name].bits.shape)
+        header[name] = {"dtype": tag_of(tensors[name].dtype), "shape": shape, "data_offsets": [start, end]}
+    head = json.dumps(header, separators=(",", ":")).encode()
+    head += b" " * (-len(head) % 8)
+    temporary = path.with_name(path.name + ".part")
+    with temporary.open("wb") as file:
+        file.write(len(head).to_bytes(8, "little") + head)
+        for name in order:
+            file.write(np.ascontiguousarray(tensors[name].bits).data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Entry:
+    tag: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+class PayloadFile:
+    """A payload file, opened for reading; the header is checked against the file before anything is read.
+
+    Raises:
+        DumpError: the file is absent, truncated, or not what the format says.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            size = path.stat().st_size
+            with path.open("rb") as file:
+                length = int.from_bytes(file.read(8), "little")
+                if not 2 <= length <= min(_HEADER_LIMIT, max(0, size - 8)):
+                    raise DumpError(
+                        "truncated or no safetensors file",
+                        where=str(path),
+                        found=f"{size} bytes",
+                        expected=f"a header of {length} bytes",
+                    )
+                head = file.read(length)
+        except OSError as error:
+            raise DumpError(f"cannot read this payload file: {error.strerror}", where=str(path)) from error
+        self._base = 8 + length
+        self._entries = self._read_header(head)
+        expected = self._base + max((entry.end for entry in self._entries.values()), default=0)
+        if size != expected:
+            raise DumpError(
+                "truncated payload" if size < expected else "trailing bytes in payload",
+                where=str(path),
+                found=f"{size} bytes",
+                expected=f"{expected} bytes",
+            )
+
+    def _read_header(self, head: bytes) -> dict[str, _Entry]:
+        where = f"{self._path} (header)"
+        entries, end = {}, 0
+        plain = load_object(head, where=where)
+        plain.pop("__metadata__", None)
+        for name, value in plain.items():
+            check_keys(value, _ENTRY, where=f"{where}, tensor {name}")
+            entries[name] = _Entry(
+                tag=value["dtype"],
+                shape=tuple(value["shape"]),
+                start=value["data_offsets"][0],
+                end=value["data_offsets"][-1],
+            )
+        for name, entry in sorted(entries.items(), key=lambda item: (item[1].start, item[1].end)):
+            numbers = (*entry.shape, entry.start, entry.end)
+            if entry.tag not in _WIDTHS or any(type(number) is not int or number < 0 for number in numbers):
+                raise DumpError("ill-formed tensor", where=f"{where}, tensor {name}", found=str(entry))
+            size = _WIDTHS[entry.tag] * int(np.prod(entry.shape, dtype=object))
+            if entry.start != end or entry.end != end + size:
+                found, expected = f"bytes {entry.start} to {entry.end}", f"bytes {end} to {end + size}"
+                raise DumpError(
+                    "tensors overlap or leave gaps",
+                    where=f"{where}, tensor {name}",
+                    found=found,
+                    expected=expected,
+                )
+            end = entry.end
+        return entries
+
+    def read(self, name: str, *, dtype: str, shape: tuple[int, ...]) -> HostTensor:
+        """Return a tensor.
+
+        Args:
+            name: its key in the file.
+            dtype: the element type that its record states.
+            shape: the logical shape that its record states.
+
+        Raises:
+            DumpError: it is not there, or not of that type and shape.
+        """
+        where = f"{self._path}, tensor {name}"
+        entry = self._entries.get(name)
+        if entry is None:
+            raise DumpError("no such tensor in this payload file", where=where)
+        stored = (*shape, 2) if dtype.startswith("complex") else shape
+        if (entry.tag, entry.shape) != (tag_of(dtype), stored):
+            found, expected = f"{entry.tag}{list(entry.shape)}", f"{tag_of(dtype)}{list(stored)}"
+            raise DumpError("payload does not fit its record", where=where, found=found, expected=expected)
+        count = (entry.end - entry.start) // _WIDTHS[entry.tag]
+        element = np.dtype(f"<u{_WIDTHS[entry.tag]}")
+        with self._path.open("rb") as file:
+            file.seek(self._base + entry.start)
+            bits = np.fromfile(file, dtype=element, count=count)
+        if bits.size != count:
+            raise DumpError(
+                "truncated payload", where=where, found=f"{bits.size} elements", expected=f"{count}"
+            )
+        return HostTensor(bits=bits.reshape(stored), dtype=dtype)

@@ -1,0 +1,303 @@
+"""Reading a run, whole or crashed: what is there is returned, what is missing is said, what is broken is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mindspeed_precision.backends.base import HostTensor
+from mindspeed_precision.config import NumberSet
+from mindspeed_precision.dump.format import (
+    COMPLETE,
+    COMPLETE_KEYS,
+    DIGEST_ALGORITHM,
+    INDEX,
+    MANIFEST,
+    SCHEMA,
+    Header,
+    Parameters,
+    Problem,
+    StepMarker,
+    check_keys,
+    load_object,
+    parse_line,
+    rank_directory,
+)
+from mindspeed_precision.dump.payload import PayloadFile
+from mindspeed_precision.errors import DumpError
+from mindspeed_precision.records import ParameterDeclaration, RankCoordinates, TensorRecord
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankRecords:
+    """What one rank wrote.
+
+    Attributes:
+        directory: the rank's directory.
+        coordinates: where the rank sits.
+        records: of whole steps only, in execution order.
+        steps: the whole steps, in the order in which they ran; ``INIT_STEP`` for what was before the first.
+        parameters: the parameters that the rank declared.
+        microbatches: by step, how many it ran.
+        complete: the rank ended as planned.
+        notes: what a reader must know of this rank.
+    """
+
+    directory: Path
+    coordinates: RankCoordinates
+    records: tuple[TensorRecord, ...]
+    steps: tuple[int, ...]
+    parameters: tuple[ParameterDeclaration, ...]
+    microbatches: dict[int, int]
+    complete: bool
+    notes: tuple[str, ...] = ()
+    _files: dict[str, PayloadFile] = field(default_factory=dict, compare=False, repr=False)
+
+    def payload(self, record: TensorRecord) -> HostTensor:
+        """Return the elements of a record of this rank.
+
+        Raises:
+            DumpError: it has none, or its file is absent, truncated, or does not fit the record.
+        """
+        name = record.payload
+        if name is None:
+            remedy = "record it at level tensor (capture.level or a rule in capture.rules)"
+            raise DumpError(
+                "no elements were kept of this record", where=record.key.describe(), remedy=remedy
+            )
+        if Path(name).name != name:
+            raise DumpError("not a file of this rank", where=str(self.directory), found=repr(name))
+        if name not in self._files:
+            self._files[name] = PayloadFile(self.directory / name)
+        return self._files[name].read(str(record.seq), dtype=record.dtype, shape=record.shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run directory, read.
+
+    Attributes:
+        path: the directory.
+        manifest: ``run.json``.
+        ranks: by rank number, ascending.
+        notes: what a reader must know: ranks that are missing or did not end, steps and records that were lost.
+    """
+
+    path: Path
+    manifest: dict[str, Any]
+    ranks: dict[int, RankRecords]
+    notes: tuple[str, ...] = ()
+
+
+def load_run(directory: str | Path) -> Run:
+    """Read a run directory.
+
+    A crashed run is read up to its last whole step, and ``notes`` say so.
+
+    Raises:
+        DumpError: no such directory, not a run, another schema, no rank that wrote anything, or a file whose
+            content is not what was written.
+    """
+    path = Path(directory)
+    manifest = _load_manifest(path)
+    ranks: dict[int, RankRecords] = {}
+    notes: list[str] = []
+    for rank in _rank_numbers(path):
+        records = _load_rank(path / rank_directory(rank))
+        if records is None:
+            notes.append(f"rank {rank} wrote no record: it ended before its first step")
+            continue
+        if records.coordinates.rank != rank:
+            where, found = str(records.directory), f"rank {records.coordinates.rank}"
+            raise DumpError(
+                "this directory holds another rank", where=where, found=found, expected=f"rank {rank}"
+            )
+        ranks[rank] = records
+        notes += [f"rank {rank}: {note}" for note in records.notes]
+    if not ranks:
+        raise DumpError(
+            "a run without records", where=str(path), remedy="the training ended before its first step"
+        )
+    notes += _missing_ranks(path, manifest, ranks)
+    return Run(path=path, manifest=manifest, ranks=ranks, notes=tuple(notes))
+
+
+def _load_manifest(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        raise DumpError("no such run directory", where=str(path))
+    if not path.is_dir():
+        raise DumpError("not a directory", where=str(path), expected="the directory of a run")
+    file = path / MANIFEST
+    if not file.is_file():
+        entries = sorted(entry.name for entry in path.iterdir())
+        found = (
+            f"{', '.join(entries[:3])}{' …' if len(entries) > 3 else ''}" if entries else "an empty directory"
+        )
+        raise DumpError("not a run", where=str(path), found=found, expected=MANIFEST)
+    manifest = load_object(_read(file), where=str(file))
+    schema = manifest.get("schema")
+    if type(schema) is not int or schema != SCHEMA:
+        remedy = "read it with the version of mindspeed_precision that wrote it"
+        raise DumpError(
+            "a run of another schema",
+            where=str(file),
+            found=repr(schema),
+            expected=str(SCHEMA),
+            remedy=remedy,
+        )
+    return manifest
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DumpError(f"cannot read: {error.strerror}", where=str(path)) from error
+
+
+def _rank_numbers(path: Path) -> list[int]:
+    matches = (re.fullmatch(r"rank(\d{5,})", entry.name) for entry in path.iterdir() if entry.is_dir())
+    return sorted(int(match.group(1)) for match in matches if match)
+
+
+def _missing_ranks(path: Path, manifest: dict[str, Any], ranks: dict[int, RankRecords]) -> list[str]:
+    parallel, settings = manifest.get("parallel"), manifest.get("settings")
+    size = parallel.get("world_size") if isinstance(parallel, dict) else None
+    if type(size) is not int:
+        size = next(iter(ranks.values())).coordinates.world_size
+    wanted = settings.get("ranks", "") if isinstance(settings, dict) else ""
+    recorded = NumberSet.parse(str(wanted), where=f"{path / MANIFEST}: settings.ranks")
+    missing = [rank for rank in range(size) if rank in recorded and rank not in ranks]
+    if not missing:
+        return []
+    names = ", ".join(map(str, missing[:8])) + (" …" if len(missing) > 8 else "")
+    return [f"no records of {len(missing)} of {size} ranks: {names}"]
+
+
+@dataclass
+class _Index:
+    """An index while it is read: ``pending`` holds the lines since the last step marker."""
+
+    path: Path
+    coordinates: RankCoordinates | None = None
+    parameters: list[ParameterDeclaration] = field(default_factory=list)
+    records: list[TensorRecord] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    microbatches: dict[int, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    pending: list[TensorRecord] = field(default_factory=list)
+    pending_problems: list[Problem] = field(default_factory=list)
+
+    def add(self, text: bytes, number: int) -> None:
+        where = f"{self.path}:{number}"
+        line = parse_line(text, where=where)
+        if isinstance(line, Header) != (number == 1):
+            raise DumpError("a header is the first line and no other", where=where)
+        if isinstance(line, Header):
+            self.coordinates = line.coordinates
+        elif isinstance(line, Parameters):
+            self.parameters += line.parameters
+        elif isinstance(line, Problem):
+            self.pending_problems.append(line)
+        elif isinstance(line, StepMarker):
+            self._end_step(line, where)
+        else:
+            self._add_record(line, where)
+
+    def _add_record(self, record: TensorRecord, where: str) -> None:
+        expected = len(self.records) + len(self.pending)
+        if record.seq != expected:
+            raise DumpError(
+                "a line is missing or repeated",
+                where=where,
+                found=f"seq {record.seq}",
+                expected=f"seq {expected}",
+            )
+        self.pending.append(record)
+
+    def _end_step(self, marker: StepMarker, where: str) -> None:
+        found = (
+            len(self.pending),
+            sum(r.payload is not None for r in self.pending),
+            len(self.pending_problems),
+        )
+        if found != (marker.records, marker.payloads, marker.problems):
+            raise DumpError(
+                "a step does not hold what its marker says",
+                where=where,
+                found="{} records, {} payloads, {} problems".format(*found),
+                expected=f"{marker.records}, {marker.payloads}, {marker.problems}",
+            )
+        if marker.step in self.microbatches:
+            self.notes.append(f"step {marker.step} was run more than once; every run of it was recorded")
+        self.microbatches[marker.step] = marker.microbatches
+        self.records += self.pending
+        self.problems += self.pending_problems
+        self.pending, self.pending_problems = [], []
+
+
+def _load_rank(directory: Path) -> RankRecords | None:
+    """Read one rank's directory; None if it holds no whole line."""
+    path = directory / INDEX
+    if not path.is_file():
+        return None
+    data = _read(path)
+    lines = data.split(b"\n")
+    torn = lines.pop()
+    complete = _check_seal(directory / COMPLETE, data, len(lines))
+    index = _Index(path=path)
+    for number, text in enumerate(lines, start=1):
+        index.add(text, number)
+    if index.coordinates is None:
+        return None
+    return RankRecords(
+        directory=directory,
+        coordinates=index.coordinates,
+        records=tuple(index.records),
+        steps=tuple(index.microbatches),
+        parameters=tuple(index.parameters),
+        microbatches=index.microbatches,
+        complete=complete,
+        notes=tuple(_notes(index, torn=bool(torn), complete=complete)),
+    )
+
+
+def _notes(index: _Index, *, torn: bool, complete: bool) -> Iterator[str]:
+    if not complete:
+        last = max(index.microbatches, default=None)
+        until = "before the end of its first step" if last is None else f"after step {last} was written"
+        yield f"did not end as planned (no {COMPLETE}): it stopped {until}"
+    if index.pending or index.pending_problems or torn:
+        step = f"step {index.pending[0].key.step}" if index.pending else "the last step"
+        torn_line = " and a torn last line" if torn else ""
+        yield f"{step} is not whole: dropped {len(index.pending)} records without a step marker{torn_line}"
+    yield from index.notes
+    reasons = Counter(problem.reason for problem in index.problems)
+    first = {problem.reason: problem for problem in reversed(index.problems)}
+    for reason, count in reasons.items():
+        what = first[reason].record or f"step {first[reason].step}"
+        yield f"{count} records could not be taken: {reason} (first: {what})"
+
+
+def _check_seal(path: Path, data: bytes, lines: int) -> bool:
+    """Compare the index with its seal; False if there is none."""
+    if not path.exists():
+        return False
+    seal = load_object(_read(path), where=str(path))
+    check_keys(seal, COMPLETE_KEYS, where=str(path))
+    if seal["algorithm"] != DIGEST_ALGORITHM:
+        found = seal["algorithm"]
+        raise DumpError("sealed with another digest", where=str(path), found=found, expected=DIGEST_ALGORITHM)
+    if seal["lines"] != lines:
+        found, expected = f"{lines} whole lines", f"{seal['lines']}"
+        raise DumpError("truncated index", where=str(path.with_name(INDEX)), found=found, expected=expected)
+    digest = hashlib.blake2b(data, digest_size=16).hexdigest()
+    if digest != seal["digest"]:
+        where = str(path.with_name(INDEX))
+        raise DumpError("changed since it was sealed", where=where, found=digest, expected=seal["digest"])
+    return True

@@ -1,0 +1,73 @@
+"""Bit patterns to numbers, in numpy alone: bfloat16 and float8 have no numpy type."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mindspeed_precision.backends.base import HostTensor
+from mindspeed_precision.errors import IncomparableError
+
+_NATIVE = {
+    "float16": np.float16,
+    "float32": np.float32,
+    "float64": np.float64,
+    "complex64": np.float32,
+    "complex128": np.float64,
+    "int8": np.int8,
+    "int16": np.int16,
+    "int32": np.int32,
+    "int64": np.int64,
+    "uint8": np.uint8,
+    "uint16": np.uint16,
+    "uint32": np.uint32,
+    "uint64": np.uint64,
+    "bool": np.uint8,
+}
+# exponent bits, mantissa bits, exponent bias, whether the top exponent holds infinities
+_FLOAT8 = {"float8_e5m2": (5, 2, 15, True), "float8_e4m3fn": (4, 3, 7, False)}
+
+
+def to_numbers(host: HostTensor) -> NDArray[Any]:
+    """Return the elements as numbers of a numpy type that holds every one of them exactly.
+
+    Args:
+        host: bits; complex elements as two, real then imaginary, in a last dimension of size 2.
+
+    Returns:
+        ``[...]`` of the shape of ``host.bits``; float32 for bfloat16 and float8, else the type itself
+        (uint8 for bool, the component's type for complex).
+
+    Raises:
+        IncomparableError: the type has no numbers that this function knows.
+    """
+    if host.dtype == "bfloat16":
+        return (host.bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    if host.dtype in _FLOAT8:
+        return _float8_table(host.dtype)[host.bits]
+    native = _NATIVE.get(host.dtype)
+    if native is None:
+        known = ", ".join(sorted([*_NATIVE, *_FLOAT8, "bfloat16"]))
+        raise IncomparableError(
+            "no numbers for this element type", found=host.dtype, expected=f"one of {known}"
+        )
+    bits = host.bits.view(np.uint8) if host.bits.dtype == np.bool_ else host.bits
+    return np.ascontiguousarray(bits).view(native).reshape(bits.shape)
+
+
+def _float8_table(dtype: str) -> NDArray[np.float32]:
+    exponent_bits, mantissa_bits, bias, has_infinities = _FLOAT8[dtype]
+    code = np.arange(256)
+    sign = np.where(code & 0x80, -1.0, 1.0)
+    exponent = (code >> mantissa_bits) & ((1 << exponent_bits) - 1)
+    fraction = (code & ((1 << mantissa_bits) - 1)) / (1 << mantissa_bits)
+    normal = np.ldexp(1.0 + fraction, exponent - bias)
+    value = sign * np.where(exponent == 0, np.ldexp(fraction, 1 - bias), normal)
+    top = exponent == (1 << exponent_bits) - 1
+    if has_infinities:
+        value = np.where(top & (fraction == 0), sign * np.inf, np.where(top, np.nan, value))
+    else:
+        value = np.where((code & 0x7F) == 0x7F, np.nan, value)
+    return value.astype(np.float32)
