@@ -340,14 +340,21 @@ def _layout(plain: dict[str, Any], where: str) -> Layout:
 
 def _statistics(plain: dict[str, Any], where: str) -> Statistics:
     check_keys(plain, STATISTICS_KEYS, where=where)
-    numbers = {name: _number(plain[name], where) for name in ("minimum", "maximum", "mean", "l2_norm")}
-    counts = {name: plain[name] for name in ("zeros", "nans", "infs")}
-    exponents = {}
+    exponents: dict[int, int] = {}
     for name, count in plain["exponents"].items():
         if not (name.isdecimal() and int(name) < 256 and type(count) is int):
             raise DumpError("no bin of an exponent histogram", where=where, found=f"{name!r}: {count!r}")
         exponents[int(name)] = count
-    return Statistics(**numbers, **counts, exponents=exponents)
+    return Statistics(
+        minimum=_number(plain["minimum"], where),
+        maximum=_number(plain["maximum"], where),
+        mean=_number(plain["mean"], where),
+        l2_norm=_number(plain["l2_norm"], where),
+        zeros=plain["zeros"],
+        nans=plain["nans"],
+        infs=plain["infs"],
+        exponents=exponents,
+    )
 
 
 def _number(value: float | str, where: str) -> float:

@@ -9,6 +9,7 @@ library read what is written here.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -40,10 +41,8 @@ _TAGS = {
     "float64": "F64",
     "complex128": "F64",
 }
-_WIDTHS = {
-    tag: 1 if tag.startswith("F8") or tag == "BOOL" else int(tag.lstrip("BFIU")) // 8
-    for tag in _TAGS.values()
-}
+_WIDTHS = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "U16": 2, "I16": 2, "F16": 2, "BF16": 2}
+_WIDTHS |= {"U32": 4, "I32": 4, "F32": 4, "U64": 8, "I64": 8, "F64": 8}
 _ENTRY: Mapping[str, tuple[type, ...]] = {"dtype": (str,), "shape": (list,), "data_offsets": (list,)}
 _HEADER_LIMIT = 100_000_000
 
@@ -90,6 +89,20 @@ class _Entry:
     end: int
 
 
+def _entry(plain: Any, *, where: str) -> _Entry:
+    check_keys(plain, _ENTRY, where=where)
+    numbers = (*plain["shape"], *plain["data_offsets"])
+    well_formed = all(type(number) is int and number >= 0 for number in numbers)
+    if plain["dtype"] not in _WIDTHS or len(plain["data_offsets"]) != 2 or not well_formed:
+        raise DumpError("ill-formed tensor", where=where, found=str(plain))
+    start, end = plain["data_offsets"]
+    size = _WIDTHS[plain["dtype"]] * math.prod(plain["shape"])
+    if end - start != size:
+        found = f"{end - start} bytes"
+        raise DumpError("type and shape do not fit the bytes", where=where, found=found, expected=str(size))
+    return _Entry(tag=plain["dtype"], shape=tuple(plain["shape"]), start=start, end=end)
+
+
 class PayloadFile:
     """A payload file, opened for reading; the header is checked against the file before anything is read.
 
@@ -126,29 +139,15 @@ class PayloadFile:
 
     def _read_header(self, head: bytes) -> dict[str, _Entry]:
         where = f"{self._path} (header)"
-        entries, end = {}, 0
         plain = load_object(head, where=where)
         plain.pop("__metadata__", None)
-        for name, value in plain.items():
-            check_keys(value, _ENTRY, where=f"{where}, tensor {name}")
-            entries[name] = _Entry(
-                tag=value["dtype"],
-                shape=tuple(value["shape"]),
-                start=value["data_offsets"][0],
-                end=value["data_offsets"][-1],
-            )
+        entries = {name: _entry(value, where=f"{where}, tensor {name}") for name, value in plain.items()}
+        end = 0
         for name, entry in sorted(entries.items(), key=lambda item: (item[1].start, item[1].end)):
-            numbers = (*entry.shape, entry.start, entry.end)
-            if entry.tag not in _WIDTHS or any(type(number) is not int or number < 0 for number in numbers):
-                raise DumpError("ill-formed tensor", where=f"{where}, tensor {name}", found=str(entry))
-            size = _WIDTHS[entry.tag] * int(np.prod(entry.shape, dtype=object))
-            if entry.start != end or entry.end != end + size:
-                found, expected = f"bytes {entry.start} to {entry.end}", f"bytes {end} to {end + size}"
+            if entry.start != end:
+                found = f"tensor {name} at byte {entry.start}"
                 raise DumpError(
-                    "tensors overlap or leave gaps",
-                    where=f"{where}, tensor {name}",
-                    found=found,
-                    expected=expected,
+                    "tensors overlap or leave gaps", where=where, found=found, expected=f"byte {end}"
                 )
             end = entry.end
         return entries

@@ -1,4 +1,4 @@
-"""Reading a run, whole or crashed: what is there is returned, what is missing is said, what is broken is refused."""
+"""Reading a run: what is there is returned, what is missing is said, what is broken is refused."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Run:
         path: the directory.
         manifest: ``run.json``.
         ranks: by rank number, ascending.
-        notes: what a reader must know: ranks that are missing or did not end, steps and records that were lost.
+        notes: what a reader must know: ranks that are missing or did not end, steps and records lost.
     """
 
     path: Path

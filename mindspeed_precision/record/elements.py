@@ -44,9 +44,10 @@ def to_numbers(host: HostTensor) -> NDArray[Any]:
         IncomparableError: the type has no numbers that this function knows.
     """
     if host.dtype == "bfloat16":
-        return (host.bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+        widened: NDArray[np.uint32] = host.bits.astype(np.uint32) << np.uint32(16)
+        return widened.view(np.float32)
     if host.dtype in _FLOAT8:
-        return _float8_table(host.dtype)[host.bits]
+        return np.asarray(_float8_table(host.dtype)[host.bits])
     native = _NATIVE.get(host.dtype)
     if native is None:
         known = ", ".join(sorted([*_NATIVE, *_FLOAT8, "bfloat16"]))

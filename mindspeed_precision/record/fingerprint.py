@@ -45,7 +45,7 @@ def mix64(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     Returns:
         ``[...]`` uint64, a new array.
     """
-    mixed = values ^ (values >> np.uint64(SHIFTS[0]))
+    mixed: NDArray[np.uint64] = values ^ (values >> np.uint64(SHIFTS[0]))
     mixed *= np.uint64(MULTIPLIERS[0])
     mixed ^= mixed >> np.uint64(SHIFTS[1])
     mixed *= np.uint64(MULTIPLIERS[1])

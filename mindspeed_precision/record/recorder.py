@@ -69,7 +69,7 @@ class Recorder:
         self._next_seq = 0
 
     def begin_step(self, step: int) -> None:
-        """Start a step; records of steps outside ``settings.steps`` are not wanted (``INIT_STEP`` always is)."""
+        """Start a step; outside ``settings.steps`` nothing is wanted (``INIT_STEP`` always is)."""
         self.step = step
         self._wanted = step == INIT_STEP or step in self._settings.steps
         if self._by_step:
