@@ -6,7 +6,6 @@ tests all read this record.
 
 from __future__ import annotations
 
-import ast
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from mindspeed_precision.config import data_directory
 from mindspeed_precision.errors import ConfigError
+from mindspeed_precision.patching.signatures import parameters_of
 
 SCHEMA = 1
 
@@ -98,13 +98,13 @@ class _Patch:
     target: str = MISSING
     wrapper: str = MISSING
     signature: Any = MISSING
-    effect: Effect = MISSING
+    effect: str = MISSING
     why: str = MISSING
     requires: list[str] = field(default_factory=list)
     optional: bool = False
     opaque: bool = False
     if_loaded: bool = False
-    called: Called = Called.STEP
+    called: str = Called.STEP.value
     any_of: str = ""
 
 
@@ -113,7 +113,7 @@ class _File:
     schema: int = MISSING
     name: str = MISSING
     requires: list[str] = field(default_factory=list)
-    patches: list[_Patch] = MISSING
+    patches: list[Any] = MISSING
 
 
 def load_declarations(search_path: Sequence[str | Path] = ()) -> tuple[PatchDeclaration, ...]:
@@ -171,25 +171,7 @@ def load_file(file: Path) -> tuple[PatchDeclaration, ...]:
     Raises:
         ConfigError: with the file and the key in ``where``.
     """
-    try:
-        loaded = OmegaConf.load(file)
-        if not isinstance(loaded, DictConfig):
-            raise ConfigError("not a mapping", where=str(file), expected="keys schema, name, patches")
-        merged = OmegaConf.merge(OmegaConf.structured(_File), loaded)
-        plain = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
-    except OmegaConfBaseException as error:
-        raise ConfigError(
-            str(error).splitlines()[0],
-            where=_place(file, getattr(error, "full_key", "")),
-            remedy="see patches/README.md",
-        ) from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"not readable: {error}", where=str(file)) from error
-    except ConfigError:
-        raise
-    except Exception as error:  # the YAML parser's own errors; PyYAML or ruamel, as omegaconf likes
-        raise ConfigError(f"not readable as YAML: {' '.join(str(error).split())}", where=str(file)) from error
-    assert isinstance(plain, dict)
+    plain = _fit(file, "", _File, _load_yaml(file))
     if plain["schema"] != SCHEMA:
         raise ConfigError(
             "unknown schema", where=_place(file, "schema"), found=str(plain["schema"]), expected=str(SCHEMA)
@@ -199,37 +181,9 @@ def load_file(file: Path) -> tuple[PatchDeclaration, ...]:
             "not the name of the file", where=_place(file, "name"), found=plain["name"], expected=file.stem
         )
     return tuple(
-        _declaration(file, index, patch, plain["requires"])
-        for index, patch in enumerate(plain["patches"] or ())
+        _declaration(file, index, _fit(file, f"patches[{index}].", _Patch, patch), plain["requires"])
+        for index, patch in enumerate(plain["patches"])
     )
-
-
-def parameters_of(signature: str) -> tuple[str, ...]:
-    """Return the parameters of ``"(a, b=1, *, c)"`` as ``("a", "b", "*", "c")``: names and kinds only.
-
-    Raises:
-        ValueError: ``signature`` is no parameter list.
-    """
-    try:
-        tree = ast.parse(f"def f{signature.strip()}: pass")
-    except SyntaxError as error:
-        raise ValueError(f"no parameter list: {signature!r}") from error
-    if len(tree.body) != 1 or not isinstance(tree.body[0], ast.FunctionDef):
-        raise ValueError(f"no parameter list: {signature!r}")
-    return parameters_of_ast(tree.body[0].args)
-
-
-def parameters_of_ast(arguments: ast.arguments) -> tuple[str, ...]:
-    """Return the parameters of a parsed function in the form of `parameters_of`."""
-    names = [argument.arg for argument in arguments.posonlyargs]
-    names += ["/"] if names else []
-    names += [argument.arg for argument in arguments.args]
-    if arguments.vararg:
-        names.append(f"*{arguments.vararg.arg}")
-    elif arguments.kwonlyargs:
-        names.append("*")
-    names += [argument.arg for argument in arguments.kwonlyargs]
-    return (*names, f"**{arguments.kwarg.arg}") if arguments.kwarg else tuple(names)
 
 
 def parse_requirement(text: str) -> Requirement:
@@ -247,44 +201,86 @@ def parse_requirement(text: str) -> Requirement:
     return requirement
 
 
+def _load_yaml(file: Path) -> object:
+    try:
+        return OmegaConf.load(file)
+    except Exception as error:  # of the file system, of OmegaConf, or of its YAML parser
+        message = " ".join(str(error).split())
+        raise ConfigError(f"not readable as YAML: {message}", where=str(file)) from error
+
+
+def _fit(file: Path, prefix: str, schema: type, loaded: object) -> dict[str, Any]:
+    """Check ``loaded`` against ``schema``; lists of a schema are fitted one by one, to name their index."""
+    if not isinstance(loaded, (dict, DictConfig)):
+        raise ConfigError(
+            "not a mapping",
+            where=_place(file, prefix.rstrip(".")),
+            found=repr(loaded),
+            expected="key: value lines",
+        )
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(schema), loaded)
+        plain = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
+    except (OmegaConfBaseException, TypeError) as error:  # TypeError: a mapping where a list belongs
+        key = f"{prefix}{getattr(error, 'full_key', None) or ''}"
+        message = str(error).splitlines()[0].replace(schema.__name__, "a declaration")
+        raise ConfigError(message, where=_place(file, key), remedy="see patches/README.md") from error
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
+
+
 def _place(file: Path, key: str) -> str:
     return f"{file}: {key}" if key else str(file)
 
 
-def _problem(parse: Callable[[str], object], values: Iterable[str]) -> str:
-    try:
-        for value in values:
-            parse(value)
-    except (ValueError, AttributeError, TypeError) as error:
-        return str(error)
-    return ""
-
-
 def _declaration(file: Path, index: int, patch: dict[str, Any], requires: Sequence[str]) -> PatchDeclaration:
-    def refuse(key: str, what: str, found: object, expected: str = "") -> ConfigError:
-        where = _place(file, f"patches[{index}].{key} ({patch['name']})")
-        return ConfigError(
-            what, where=where, found=repr(found), expected=expected, remedy="see patches/README.md"
-        )
-
-    for key in ("target", "wrapper"):
-        module, colon, attribute = patch[key].partition(":")
-        if not (colon and all(part.isidentifier() for part in (*module.split("."), *attribute.split(".")))):
-            raise refuse(key, "not an address", patch[key], "module:attribute")
-    if not patch["why"].strip():
-        raise refuse("why", "a patch needs a reason", patch["why"], "one sentence")
     signature = patch.pop("signature")
     signatures = tuple(signature) if isinstance(signature, list) else (signature,)
     requirements = (*requires, *patch.pop("requires"))
-    for key, values, parse in (
-        ("signature", signatures, parameters_of),
-        ("requires", requirements, parse_requirement),
-    ):
-        wrong = _problem(parse, values)
+    checks: dict[str, tuple[Callable[[Any], object], Sequence[Any]]] = {
+        "target": (_check_address, [patch["target"]]),
+        "wrapper": (_check_address, [patch["wrapper"]]),
+        "why": (_check_reason, [patch["why"]]),
+        "effect": (Effect, [patch["effect"]]),
+        "called": (Called, [patch["called"]]),
+        "signature": (_check_signatures, [signatures]),
+        "requires": (parse_requirement, requirements),
+    }
+    for key, (check, values) in checks.items():
+        wrong = _problem(check, values)
         if wrong:
-            raise refuse(key, wrong, values)
-    if not signatures:
-        raise refuse("signature", "a patch needs a signature", signature, "(a, b)")
+            where = _place(file, f"patches[{index}].{key} ({patch['name']})")
+            raise ConfigError(wrong, where=where, remedy="see patches/README.md")
+    patch.update(effect=Effect(patch["effect"]), called=Called(patch["called"]))
     return PatchDeclaration(
         group=file.stem, file=file.name, signatures=signatures, requires=requirements, **patch
     )
+
+
+def _check_address(text: str) -> None:
+    module, colon, attribute = text.partition(":")
+    if not (colon and all(part.isidentifier() for part in (*module.split("."), *attribute.split(".")))):
+        raise ValueError(f"not an address like package.module:Class.method: {text!r}")
+
+
+def _check_reason(text: str) -> None:
+    if not text.strip():
+        raise ValueError("a patch needs a reason")
+
+
+def _check_signatures(signatures: Sequence[object]) -> None:
+    if not signatures:
+        raise ValueError("a patch needs a signature")
+    for signature in signatures:
+        if not isinstance(signature, str):
+            raise TypeError(f"no parameter list: {signature!r}")
+        parameters_of(signature)
+
+
+def _problem(check: Callable[[Any], object], values: Iterable[Any]) -> str:
+    try:
+        for value in values:
+            check(value)
+    except (ValueError, TypeError) as error:
+        return str(error)
+    return ""

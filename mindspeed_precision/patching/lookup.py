@@ -59,32 +59,6 @@ def module_bindings() -> Iterator[tuple[str, dict[str, Any], str, Any]]:
                 yield module_name, namespace, attribute, value
 
 
-def parameters_found(raw: Any) -> tuple[str, ...]:
-    """Return the parameters of a raw descriptor, in the form of `declare.parameters_of`.
-
-    Raises:
-        ValueError: it has no signature (a builtin).
-        TypeError: it is not callable.
-    """
-    function = raw.__func__ if isinstance(raw, (staticmethod, classmethod)) else raw
-    parameters = list(inspect.signature(function).parameters.values())
-    names: list[str] = []
-    for position, parameter in enumerate(parameters):
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            names.append(f"*{parameter.name}")
-        elif parameter.kind is parameter.VAR_KEYWORD:
-            names.append(f"**{parameter.name}")
-        else:
-            starred = any(name.startswith("*") for name in names)
-            if parameter.kind is parameter.KEYWORD_ONLY and not starred:
-                names.append("*")
-            names.append(parameter.name)
-            last = position + 1 == len(parameters) or parameters[position + 1].kind is not parameter.kind
-            if parameter.kind is parameter.POSITIONAL_ONLY and last:
-                names.append("/")
-    return tuple(names)
-
-
 def layers(top: Any) -> Iterator[Any]:
     """Yield ``top`` and what it visibly wraps, nearest first.
 

@@ -11,8 +11,9 @@ from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
-from mindspeed_precision.patching.declare import PatchDeclaration, parameters_of, parse_requirement
-from mindspeed_precision.patching.lookup import namespace_of, parameters_found, raw_attribute
+from mindspeed_precision.patching.declare import PatchDeclaration, parse_requirement
+from mindspeed_precision.patching.lookup import namespace_of, raw_attribute
+from mindspeed_precision.patching.signatures import parameters_found, parameters_of
 
 _OWN_PACKAGE = "mindspeed_precision"
 _OPAQUE = ("*args", "**kwargs")

@@ -6,7 +6,7 @@ This module is the only place in the product that sets foreign attributes.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from types import TracebackType
@@ -173,11 +173,13 @@ class PatchSession:
         lines = {line.name: line for line in (*self._left_out, *map(self._audit_one, self._installations))}
         return [lines[d.name] for d in self.declarations if d.name in lines]
 
-    def require_healthy(self, at: Literal["start", "first step"]) -> None:
+    def require_healthy(self, at: Literal["start", "first step"], *, excused: Collection[str] = ()) -> None:
         """Refuse to go on with a patch that sees nothing.
 
         Args:
             at: ``start`` when the training loop begins, ``first step`` when its first step has ended.
+            excused: names of patches that this model cannot call (a pipeline stage without parallel linears);
+                a displaced one is still an error.
 
         Raises:
             PatchError: names every patch that is displaced, or was not called though it was due.
@@ -189,6 +191,8 @@ class PatchSession:
             declaration = installation.declaration
             if line.problem:
                 problems.append((declaration, line.problem))
+            elif declaration.name in excused:
+                continue
             elif declaration.called in due and (declaration.any_of or declaration.name) not in called:
                 problems.append((declaration, f"was never called by the {at} ({line.status.value})"))
         if problems:
