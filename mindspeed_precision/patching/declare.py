@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from packaging.requirements import InvalidRequirement, Requirement
 
@@ -218,10 +218,15 @@ def _fit(file: Path, prefix: str, schema: type, loaded: object) -> dict[str, Any
             found=repr(loaded),
             expected="key: value lines",
         )
+    for entry in fields(schema):
+        value = loaded.get(entry.name, [])
+        if str(entry.type).startswith("list") and not isinstance(value, (list, ListConfig)):
+            where = _place(file, f"{prefix}{entry.name}")
+            raise ConfigError("not a list", where=where, found=repr(value), remedy="see patches/README.md")
     try:
         merged = OmegaConf.merge(OmegaConf.structured(schema), loaded)
         plain = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
-    except (OmegaConfBaseException, TypeError) as error:  # TypeError: a mapping where a list belongs
+    except OmegaConfBaseException as error:
         key = f"{prefix}{getattr(error, 'full_key', None) or ''}"
         message = str(error).splitlines()[0].replace(schema.__name__, "a declaration")
         raise ConfigError(message, where=_place(file, key), remedy="see patches/README.md") from error
