@@ -53,9 +53,7 @@ def add_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     """Add the four flags to ``parser`` and return it."""
     group = parser.add_argument_group("mindspeed_precision")
     group.add_argument(FLAG, action="store_true", help="record this run for comparison")
-    group.add_argument(
-        f"{FLAG}-config", metavar="FILE", help="settings: a YAML file, or a preset's name"
-    )
+    group.add_argument(f"{FLAG}-config", metavar="FILE", help="settings: a YAML file, or a preset's name")
     group.add_argument(
         f"{FLAG}-set", nargs="*", default=[], metavar="key=value", help="settings as an OmegaConf dot list"
     )

@@ -1,7 +1,7 @@
 """The drop-in: ``from mindspeed_precision import pretrain`` in place of Megatron's.
 
-Without ``--precision-debug`` it *is* the original function: that function is called with what was given, and no
-foreign attribute is touched. With it, a `Session` is opened around the very same call.
+Without ``--precision-debug`` it *is* the original function: that function is called with what was given, and
+no foreign attribute is touched. With it, a `Session` is opened around the very same call.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _HOMES = (
 def pretrain(*args: Any, **kwargs: Any) -> Any:
     """Train as the installed ``pretrain`` does; record the run when ``--precision-debug`` is given.
 
-    Arguments and result are those of the real function, which is found when this one is called: MindSpeed-LLM's,
-    MindSpeed-MM's, MindSpeed-Core-MS's or Megatron's, whichever is loaded.
+    Arguments and result are those of the real function, which is found when this one is called:
+    MindSpeed-LLM's, MindSpeed-MM's, MindSpeed-Core-MS's or Megatron's, whichever is loaded.
     """
     return _run(resolve(), args, kwargs)
 

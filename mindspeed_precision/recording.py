@@ -108,7 +108,11 @@ class Recording:
     def _missing(self, step: int, microbatches: int) -> list[Finding]:
         coverage, findings = self.context.coverage, []
         for gap in coverage.end_step(step, self._trainable, microbatches):
-            of = "any microbatch" if len(gap.microbatches) == gap.of else f"microbatches {list(gap.microbatches)}"
+            of = (
+                "any microbatch"
+                if len(gap.microbatches) == gap.of
+                else f"microbatches {list(gap.microbatches)}"
+            )
             findings.append(
                 Finding(
                     id="coverage.parameter_without_wgrad",
@@ -167,7 +171,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
 
 
 def _declarations(names: Names) -> list[ParameterDeclaration]:
-    declarations = [
+    return [
         ParameterDeclaration(
             fqn=fqn,
             shape=tuple(parameter.shape),
@@ -176,7 +180,6 @@ def _declarations(names: Names) -> list[ParameterDeclaration]:
         )
         for fqn, parameter in names.parameters
     ]
-    return declarations
 
 
 def _manifest(

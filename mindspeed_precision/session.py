@@ -20,12 +20,12 @@ from types import TracebackType
 from typing import Any
 
 from mindspeed_precision.config import Settings, load_settings
-from mindspeed_precision.errors import PatchError, PrecisionError
+from mindspeed_precision.errors import PatchError
 from mindspeed_precision.patching.declare import load_declarations, select
 from mindspeed_precision.patching.session import PatchAudit, PatchSession
-from mindspeed_precision.records import INIT_STEP, Finding, Phase, Severity
+from mindspeed_precision.records import Finding
 
-CORE_PATCHES = ("wgrad", "reduce", "optimizer", "data")
+CORE_PATCHES = ("wgrad", "fused_wgrad", "reduce", "optimizer", "data", "determinism")
 LOOP_PATCHES = ("loop", "loop_mindspeed_llm")
 
 
@@ -33,8 +33,8 @@ class Session:
     """One debugged run.
 
     Args:
-        model: the model, or the list of model chunks as Megatron holds them; None when the loop's patches will
-            attach it (``pretrain``).
+        model: the model, or the list of model chunks as Megatron holds them; None when the loop's patches
+            will attach it (``pretrain``).
         optimizer: the optimizer that the loop steps: Megatron's or ``torch.optim``'s; or None.
         settings: frozen settings; or give ``config``, ``overrides`` and ``out`` as on the command line.
         label: free text that names the run in reports.
@@ -70,7 +70,7 @@ class Session:
 
     @property
     def context(self) -> Any:
-        """The observers of this rank (``capture.context.CaptureContext``), or None when it does not record."""
+        """The observers of this rank (a ``CaptureContext``), or None when it does not record."""
         return None if self._recording is None else self._recording.context
 
     def __enter__(self) -> Session:
@@ -98,13 +98,24 @@ class Session:
         if ended_well and self._patches is not None and self._recording is not None and not self._steps:
             raise PatchError("no training step was seen", remedy="call session.step() after each step")
 
+    def before_setup(self) -> None:
+        """The model is about to be built: settings that it reads from Megatron's arguments are made now."""
+        if self.settings.determinism.enabled and self.settings.determinism.zero_dropout:
+            from megatron.training import get_args  # the loop that calls us has imported it
+
+            from mindspeed_precision.determinism import zero_dropout_arguments
+
+            zero_dropout_arguments(get_args())
+
     def attach(self, model: Any, optimizer: Any) -> None:
-        """Put the observers around ``model`` (or a list of chunks) and ``optimizer``, record the parameters."""
+        """Put the observers around ``model`` (or a list of chunks) and ``optimizer``; record parameters."""
         from mindspeed_precision.recording import Recording  # imports the framework
 
         chunks = list(model) if isinstance(model, (list, tuple)) else [model]
         if self._recording is not None:
             raise PatchError("a second model was built in one run", remedy="use one Session per model")
+        if self.settings.determinism.enabled and self.settings.determinism.zero_dropout:
+            self._zero_dropout(chunks)
         recording = Recording.open(
             chunks, optimizer, self.settings, label=self.label, created=_now(), audit=self._audit()
         )
@@ -150,19 +161,15 @@ class Session:
     def _reassert(self) -> None:
         if not self.settings.determinism.enabled:
             return
-        from mindspeed_precision.determinism.algorithms import reassert
+        from mindspeed_precision.determinism import change_findings, reassert
 
-        for change in reassert(self._switches):
-            self.findings.append(
-                Finding(
-                    id="determinism.switch_changed",
-                    severity=Severity.WARNING,
-                    confidence=1.0,
-                    title=f"{change.name} was changed during the run and has been put back",
-                    evidence=(change.describe(),),
-                    remedy="remove the call that changes it, or set the same value there",
-                )
-            )
+        self.findings += change_findings(reassert(self._switches))
+
+    def _zero_dropout(self, chunks: list[Any]) -> None:
+        from mindspeed_precision.determinism import zero_dropout
+
+        for chunk in chunks:
+            zero_dropout(chunk)
 
     def _install_patches(self) -> None:
         if "megatron.core" not in sys.modules and not self._driven:
@@ -173,7 +180,7 @@ class Session:
 
         declarations = load_declarations(self.settings.patches.search_path)
         groups = CORE_PATCHES + (LOOP_PATCHES if self._driven else ())
-        chosen = select(declarations, groups=[*groups, "determinism"], names=self.settings.remedies)
+        chosen = select(declarations, groups=groups, names=self.settings.remedies)
         self._patches = PatchSession(chosen, allow_external=self.settings.patches.allow_external)
         self._patches.install()
         self._stack.callback(self._patches.undo)

@@ -87,7 +87,7 @@ def _observed_loss(context: CaptureContext, loss_function: Callable[..., Any]) -
     def loss(*args: Any, **kwargs: Any) -> Any:
         returned = loss_function(*args, **kwargs)
         for slot, tensor in tensors_of(returned):
-            # what is differentiated comes first; a report's entries keep their names: "2.lm loss" is "lm loss"
+            # what is differentiated comes first; a report's entries keep their names ("2.lm loss": "lm loss")
             name = "" if slot == "0" else slot.partition(".")[2] or slot
             context.observe(Phase.LOSS, LOSS, Role.LOSS, tensor.detach(), slot=name, microbatch=microbatch)
         return returned
@@ -123,9 +123,7 @@ def observe_random_states(context: CaptureContext) -> None:
         if isinstance(state, torch.Tensor):
             context.observe(Phase.BATCH, RNG, Role.RNG, state, slot=slot)
         elif isinstance(state, bytes):
-            key = RecordKey(
-                step=context.recorder.step, phase=Phase.BATCH, fqn=RNG, role=Role.RNG, slot=slot
-            )
+            key = RecordKey(step=context.recorder.step, phase=Phase.BATCH, fqn=RNG, role=Role.RNG, slot=slot)
             context.recorder.observe_bytes(key, state)
 
 

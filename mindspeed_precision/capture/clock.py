@@ -101,9 +101,7 @@ class Clock:
         recomputed = inside_backward()
         microbatch = self.microbatch
         counted = (microbatch, fqn, recomputed)
-        call = Call(
-            fqn=fqn, microbatch=microbatch, occurrence=self._calls[counted], recomputed=recomputed
-        )
+        call = Call(fqn=fqn, microbatch=microbatch, occurrence=self._calls[counted], recomputed=recomputed)
         self._calls[counted] += 1
         self._stack.append(call)
         return call

@@ -1,4 +1,4 @@
-"""The configuration as it took effect, the versions and the parallel layout: what ``run.json`` says of a run."""
+"""The configuration as it took effect, the versions, the parallel layout: what ``run.json`` says."""
 
 from __future__ import annotations
 
@@ -75,17 +75,19 @@ def effective_configuration(chunks: list[Any], optimizer: Any) -> dict[str, dict
     for name, owner, attribute in (
         ("transformer_config", first, "config"),
         ("ddp_config", first, "ddp_config"),
-        *(("optimizer_config", member, "config") for member in members(optimizer) if optimizer is not None),
+        *(("optimizer_config", member, "config") for member in members(optimizer)),
     ):
         config = getattr(owner, attribute, None)
         if dataclasses.is_dataclass(config) and name not in found:
             # not asdict: it deep-copies, and a config may hold process groups
-            found[name] = {entry.name: plain(getattr(config, entry.name, None)) for entry in dataclasses.fields(config)}
+            found[name] = {
+                entry.name: plain(getattr(config, entry.name, None)) for entry in dataclasses.fields(config)
+            }
     return found
 
 
 def versions() -> dict[str, str]:
-    """Return the version of every loaded package that matters; read from the module, not from a distribution."""
+    """Return the version of every loaded package that matters, read from the module itself."""
     found = {"python": platform.python_version()}
     for name in _MODULES:
         module = sys.modules.get(name)
@@ -97,7 +99,9 @@ def versions() -> dict[str, str]:
 
 def environment() -> dict[str, str]:
     """Return the environment variables that can change numerics."""
-    return {name: value for name, value in sorted(os.environ.items()) if name.startswith(_ENVIRONMENT_PREFIXES)}
+    return {
+        name: value for name, value in sorted(os.environ.items()) if name.startswith(_ENVIRONMENT_PREFIXES)
+    }
 
 
 def numerics(device: str) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """The gradient of every parameter as it arrives, and ``main_grad`` before and after it is added.
 
-Hooks sit on the parameter's ``AccumulateGrad`` node: its pre-hook sees dW of this microbatch alone (summed over
-the uses of a tied weight), its post-hooks run in the order in which they were registered, so ours runs after
-the one with which Megatron's DDP adds dW to ``main_grad``.
+Hooks sit on the parameter's ``AccumulateGrad`` node: its pre-hook sees dW of this microbatch alone (summed
+over the uses of a tied weight), its post-hooks run in the order in which they were registered, so ours runs
+after the one with which Megatron's DDP adds dW to ``main_grad``.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def attach_gradients(context: CaptureContext, *, overlapping: bool) -> list[Any]
 
     Args:
         context: the run.
-        overlapping: the DDP reduces gradients while the backward runs. ``main_grad`` after accumulation is then
-            taken by ``observe_grad_ready``, before a reduction can start to write into it.
+        overlapping: the DDP reduces gradients while the backward runs. ``main_grad`` after accumulation is
+            then taken by ``observe_grad_ready``, before a reduction can start to write into it.
     """
     kept: list[Any] = []
     for fqn, parameter in context.names.parameters:

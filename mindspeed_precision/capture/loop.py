@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from mindspeed_precision.capture.batch import observed_forward_step, observe_step_losses
+from mindspeed_precision.capture.batch import observe_step_losses, observed_forward_step
 from mindspeed_precision.capture.context import CaptureContext
 from mindspeed_precision.errors import PatchError
 
@@ -20,6 +20,10 @@ class LoopDriver(Protocol):
     @property
     def context(self) -> CaptureContext | None:
         """The observers of this rank, or None when it does not record."""
+        ...
+
+    def before_setup(self) -> None:
+        """Model and optimizer are about to be built."""
         ...
 
     def attach(self, model: Any, optimizer: Any) -> None:
@@ -56,6 +60,8 @@ def observe_setup(
     wrapped: Callable[..., Any], instance: object, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Attach to what ``setup_model_and_optimizer`` returns: ``(model chunks, optimizer, scheduler)``."""
+    if _drivers:
+        _drivers[-1].before_setup()
     built = wrapped(*args, **kwargs)
     if _drivers:
         _drivers[-1].attach(built[0], built[1])
@@ -76,7 +82,7 @@ def observe_train_step(
 ) -> Any:
     """Begin a step, let its batches and losses be seen, end it.
 
-    Wraps ``train_step(forward_step_func, data_iterator, model, …)``. Its result is a tuple of 7 (Megatron 0.12 to
+    Wraps ``train_step(forward_step_func, data_iterator, …)``. Its result is a tuple of 7 (Megatron 0.12 to
     0.15) or 8 entries that begins with the dictionary of losses.
     """
     if not _drivers:

@@ -1,8 +1,9 @@
 """fprop and dgrad at module boundaries.
 
-Forward hooks see inputs and outputs; gradients come from hooks on the *tensors*. A full backward hook would put
-an identity function into the graph, which reorders the sum of a gradient that has several consumers and so
-changes the bits of the run that is observed (measured on msprobe, ``field-notes-msprobe.md``).
+Forward hooks see inputs and outputs; gradients come from hooks on the *tensors*. A full backward hook would
+put an identity function into the graph, which reorders the sum of a gradient that has several consumers and
+so changes the bits of the run that is observed (measured on msprobe; ``tests/capture/test_bit_neutrality.py``
+shows it on torch's own hook).
 
 The gradient recorded at a module's input is therefore the gradient of that *tensor*: where other modules
 consume it too (a residual branch), it is the sum over all of them.
@@ -76,9 +77,8 @@ def _after(context: CaptureContext, fqn: str, chunk: int | None) -> Callable[...
             if chunk is not None and tensor.requires_grad:
                 tensor.register_hook(_tell_backward_microbatch(context, call))
             if wanted:
-                slot = slot or "0"
-                context.observe_call(call, Phase.FPROP, Role.OUTPUT, tensor, slot)
-                _observe_gradient(context, call, Role.GRAD_OUTPUT, tensor, slot)
+                context.observe_call(call, Phase.FPROP, Role.OUTPUT, tensor, slot or "0")
+                _observe_gradient(context, call, Role.GRAD_OUTPUT, tensor, slot or "0")
 
     return after
 

@@ -1,4 +1,4 @@
-"""Canonical names: the same tensor has the same name on every rank, in every layout and under every wrapper."""
+"""Canonical names: a tensor is called the same on every rank, in every layout, under every wrapper."""
 
 from __future__ import annotations
 
@@ -58,9 +58,7 @@ def canonical_names(chunks: Sequence[nn.Module]) -> Names:
                 first = parameters.setdefault(id(parameter), (full, parameter))[0]
                 if first != full:
                     aliases[full] = first
-    return Names(
-        roots=roots, modules=tuple(modules), parameters=tuple(parameters.values()), aliases=aliases
-    )
+    return Names(roots=roots, modules=tuple(modules), parameters=tuple(parameters.values()), aliases=aliases)
 
 
 def _named_modules(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:

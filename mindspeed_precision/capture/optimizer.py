@@ -1,8 +1,8 @@
 """What the optimizer really did: reduced gradients, norm, hyperparameters as applied, states, parameters.
 
 The optimizer that the loop calls is a chain of Megatron wrappers around ``torch.optim`` optimizers. The outer
-``step`` is seen by a patch on Megatron's classes, the inner one by ``torch.optim``'s own step hooks: there, and
-only there, the gradients are unscaled and clipped and the groups hold what is applied.
+``step`` is seen by a patch on Megatron's classes, the inner one by ``torch.optim``'s own step hooks: there,
+and only there, the gradients are unscaled and clipped and the groups hold what is applied.
 """
 
 from __future__ import annotations
@@ -19,14 +19,19 @@ HYPERPARAMETERS = ("lr", "weight_decay", "eps", "betas", "momentum", "step", "wd
 _STATES = {"exp_avg": Role.EXP_AVG, "exp_avg_sq": Role.EXP_AVG_SQ}
 
 
-def members(optimizer: Any) -> Iterator[Any]:
-    """Yield ``optimizer`` and every optimizer inside it, outermost first."""
-    yield optimizer
-    for inner in getattr(optimizer, "chained_optimizers", ()):
-        yield from members(inner)
-    inner = getattr(optimizer, "optimizer", None)
-    if inner is not None and hasattr(inner, "param_groups"):
-        yield from members(inner)
+def members(optimizer: Any) -> list[Any]:
+    """Return ``optimizer`` and every optimizer inside it once, outermost first; nothing for None."""
+    found: dict[int, Any] = {}
+    waiting = [optimizer]
+    while waiting:
+        member = waiting.pop(0)
+        if member is None or id(member) in found:
+            continue
+        found[id(member)] = member
+        waiting += getattr(member, "chained_optimizers", ())
+        inner = getattr(member, "optimizer", None)  # a chain of one shows its only member's, too
+        waiting += [inner] if hasattr(inner, "param_groups") else []
+    return list(found.values())
 
 
 def attach_optimizer(context: CaptureContext, optimizer: Any) -> list[Any]:
@@ -63,7 +68,7 @@ def observe_step(
 
 
 def observe_reduced_grads(context: CaptureContext) -> None:
-    """Record every parameter's gradient as the reductions left it; of a sharded one the shard of this rank."""
+    """Record every parameter's gradient as the reductions left it; of a sharded one this rank's shard."""
     for fqn, parameter in context.names.parameters:
         grad = getattr(parameter, "main_grad", parameter.grad)
         if grad is None or not parameter.requires_grad:
@@ -82,7 +87,7 @@ def _own_shard(
     optimizer: Any, parameter: torch.nn.Parameter, grad: torch.Tensor
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the part of ``grad`` that is valid here: all of it, or the range of a distributed optimizer."""
-    for member in members(optimizer) if optimizer is not None else ():
+    for member in members(optimizer):
         ranges = getattr(member, "model_param_gbuf_map", None)
         if ranges is None:
             continue
@@ -94,12 +99,12 @@ def _own_shard(
             return
         yield f"{span.start}:{span.end}", grad.view(-1)[span.start : span.end]
         return
-    if optimizer is None or not any(hasattr(member, "model_param_gbuf_map") for member in members(optimizer)):
+    if not any(hasattr(member, "model_param_gbuf_map") for member in members(optimizer)):
         yield "", grad
 
 
 def _inner_names(context: CaptureContext) -> dict[int, str]:
-    """Map ``id`` of what the inner optimizers update (parameters, fp32 copies, shards) to the parameter's fqn."""
+    """Map ``id`` of what the inner optimizers update (parameters, copies, shards) to the parameter's fqn."""
     names = dict(context.parameter_names)
     for _, parameter in context.names.parameters:
         copy = getattr(parameter, "main_param", None)
@@ -173,9 +178,7 @@ def _observe_hyperparameters(
             if isinstance(number, torch.Tensor):
                 context.observe(Phase.OPTIMIZER, fqn, Role.HYPERPARAMETER, number.detach(), slot=slot)
             else:
-                context.observe_number(
-                    Phase.OPTIMIZER, fqn, Role.HYPERPARAMETER, float(number), slot=slot
-                )
+                context.observe_number(Phase.OPTIMIZER, fqn, Role.HYPERPARAMETER, float(number), slot=slot)
 
 
 def _after_step(context: CaptureContext) -> Callable[..., None]:

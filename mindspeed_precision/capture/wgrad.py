@@ -126,9 +126,10 @@ def observe_fused_gemm(
 ) -> Any:
     """Record a GEMM that adds dW straight into ``main_grad``: operands, ``main_grad`` before and after.
 
-    Wraps ``(total_input [tokens, in], grad_output [tokens, out], main_grad [out, in])``, in place on the last.
-    dW itself never exists; what is recorded as ``wgrad`` is the difference of ``main_grad``, which is dW exactly
-    where ``main_grad`` was zero (the first microbatch of a step) and rounded otherwise, and is noted as such.
+    Wraps ``(total_input [tokens, in], grad_output [tokens, out], main_grad [out, in])``, in place on it.
+    dW itself never exists; what is recorded as ``wgrad`` is the difference of ``main_grad``, which is dW
+    exactly where ``main_grad`` was zero (the first microbatch of a step) and rounded otherwise; its ``note``
+    says so.
     """
     context = active()
     if context is None or not context.settings.wgrad or len(args) < 3:

@@ -10,10 +10,12 @@ from megatron.core import mpu
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_layer_local_spec
 from megatron.core.tensor_parallel import broadcast_data
-from megatron.training import get_args, pretrain
+from megatron.training import get_args
 
+from mindspeed_precision import pretrain  # was: from megatron.training import pretrain
 from mindspeed_precision.testing.byte_text import ByteWindows
-from mindspeed_precision.testing.demo import generation
+from mindspeed_precision.testing.demo.pretrain_call import call_pretrain, transformer_config
+from mindspeed_precision.testing.generations import loss_report, slice_for_context_parallelism, virtual_stage
 
 INTEGER_KEYS = ["tokens", "labels", "position_ids"]
 
@@ -23,8 +25,8 @@ def model_provider(
 ) -> GPTModel:
     """Build this rank's part of the model."""
     args = get_args()
-    config = generation.transformer_config(args)
-    stage = generation.virtual_stage(vp_stage)
+    config = transformer_config(args)
+    stage = virtual_stage(vp_stage)
     if args.num_experts:
         layers = get_gpt_decoder_block_spec(config, use_transformer_engine=False, **stage)
     else:
@@ -49,14 +51,14 @@ def get_batch(data_iterator: Any) -> dict[str, Any]:
     batch = broadcast_data(INTEGER_KEYS, data, torch.int64) | broadcast_data(
         ["loss_mask"], data, torch.float32
     )
-    return generation.slice_for_context_parallelism(batch)
+    return slice_for_context_parallelism(batch)
 
 
 def loss_func(loss_mask: Any, output_tensor: Any) -> tuple[Any, Any, dict[str, Any]]:
     """Sum the loss of the tokens that count."""
     mask = loss_mask.view(-1).float()
     loss = torch.sum(output_tensor.view(-1).float() * mask)
-    return generation.loss_report(loss, mask.sum())
+    return loss_report(loss, mask.sum())
 
 
 def forward_step(data_iterator: Any, model: Any) -> tuple[Any, Any]:
@@ -80,7 +82,7 @@ def train_valid_test_datasets_provider(
 
 
 if __name__ == "__main__":
-    generation.call_pretrain(
+    call_pretrain(
         pretrain,
         datasets_provider=train_valid_test_datasets_provider,
         model_provider=model_provider,
