@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import sys
+import types
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -9,7 +13,7 @@ torch = pytest.importorskip("torch")
 from torch.overrides import TorchFunctionMode  # noqa: E402
 
 from mindspeed_precision.errors import PatchError  # noqa: E402
-from mindspeed_precision.patching.declare import load_declarations, select  # noqa: E402
+from mindspeed_precision.patching.declare import Effect, load_declarations, select  # noqa: E402
 from mindspeed_precision.patching.lookup import raw_attribute  # noqa: E402
 from mindspeed_precision.patching.remedies import (  # noqa: E402
     wgrad_contiguous_operands,
@@ -148,30 +152,34 @@ def autograd_function(recipe):
 
 
 def test_through_the_engine_and_autograd(numbers, monkeypatch):
-    """The shipped declaration on a toy target: installed as a static method, seen by autograd, undone."""
-    import dataclasses
-    import sys
-    import types
+    """The shipped declaration on a toy target, called by autograd, with an observer as capture has one.
+
+    The observer is declared first, and still sees the operand that the GEMM really gets.
+    """
+    seen = []
+
+    def observe(wrapped, instance, args, kwargs):
+        with Operands() as operands:
+            result = wrapped(*args, **kwargs)
+        seen.append(operands.strides[-1])
+        return result
 
     module = types.ModuleType("toy_layers")
-    module.Linear = autograd_function(by_method)
+    module.Linear, module.observe = autograd_function(by_method), observe
     monkeypatch.setitem(sys.modules, "toy_layers", module)
     (shipped,) = select(load_declarations(), names=["wgrad_contiguous_operands"])
-    declaration = dataclasses.replace(shipped, target="toy_layers:Linear.backward", requires=())
+    remedy = dataclasses.replace(shipped, target="toy_layers:Linear.backward", requires=())
+    observer = dataclasses.replace(
+        remedy, name="observer", wrapper="toy_layers:observe", effect=Effect.OBSERVE, opaque=False
+    )
     before = raw_attribute(module.Linear, "backward")[0]
-
     weight, total_input, grad_output = numbers
-    leaf = weight.clone().requires_grad_()
 
-    def wgrad_operand():
-        output = module.Linear.apply(total_input.requires_grad_(), leaf)
-        with Operands() as seen:
-            torch.autograd.backward(output, grad_output)
-        return seen.strides[-1]
-
-    assert wgrad_operand() == ((O, N), (1, O))
-    with PatchSession([declaration]) as session:
-        assert wgrad_operand() == ((O, N), (N, 1))
-        assert session.audit()[0].calls == 1
-    assert wgrad_operand() == ((O, N), (1, O))
-    assert raw_attribute(module.Linear, "backward")[0] is before
+    for declarations, expected in (([observer], (1, O)), ([observer, remedy], (N, 1)), ([observer], (1, O))):
+        leaf = weight.clone().requires_grad_()
+        with PatchSession(declarations, allow_external=True) as session:
+            module.Linear.apply(total_input.requires_grad_(), leaf).backward(grad_output)
+            assert [line.calls for line in session.audit()] == [1] * len(declarations)
+        assert seen.pop() == ((O, N), expected)
+        torch.testing.assert_close(leaf.grad, by_method(grad_output, total_input))
+        assert raw_attribute(module.Linear, "backward")[0] is before
