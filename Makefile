@@ -1,0 +1,108 @@
+# make demo    set up and watch two real training runs diverge, be explained, and agree again
+# make test    set up, lint, type-check, run every test
+# The rest: lint fast matrix framework-free oldest newest clean. `make help` lists them.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.ONESHELL:
+.DEFAULT_GOAL := help
+
+VENV := .venv
+MCORE := .mcore
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+TORCH := $(shell sed -n 's/^ *"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
+# A build without CUDA, which is ten times smaller; used where it can be reached.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+
+DEMO_MCORE := 0.17.1
+MCORE_VERSIONS := 0.12.1 0.16.1 0.17.1 0.18.2 0.19.2
+MCORE_TREES := $(MCORE_VERSIONS:%=$(MCORE)/%/megatron/core/package_info.py)
+
+# A name on PATH need not run (a version manager's shim of a version that is switched off), so each is tried.
+RUNS := -c 'import sys; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1
+PYTHON ?= $(shell for python in python3.11 python3 python; do if $$python $(RUNS); then echo $$python; break; fi; done)
+PYTHON_OLDEST ?= python3.10
+PYTHON_NEWEST ?= python3.13
+# The floors of pyproject.toml, exactly; and what needs no framework.
+OLDEST := numpy==1.26.0 pandas==2.0.3 omegaconf==2.3.0 wrapt==1.15.0 safetensors==0.4.5
+FRAMEWORK_FREE := -m 'not torch and not megatron and not matrix'
+
+# One thread per process: the order of a sum depends on it, and the tests start several processes.
+export OMP_NUM_THREADS ?= 1
+export PYTHONHASHSEED ?= 1234
+export MSP_MCORE ?= $(CURDIR)/$(MCORE)
+
+.PHONY: help demo test lint fast matrix framework-free oldest newest clean
+
+help:
+	@sed -n 's/^# make/make/p; s/^\([a-z-]*\):.*## /make \1\t/p' Makefile | expand -t 21
+
+demo: $(VENV)/.demo $(MCORE)/$(DEMO_MCORE)/megatron/core/package_info.py
+	@PYTHONPATH="$(MSP_MCORE)/$(DEMO_MCORE)$${PYTHONPATH:+:$$PYTHONPATH}" $(BIN)/mindspeed-precision demo glm4 $(ARGS)
+
+test: lint fast matrix
+
+lint: $(VENV)/.dev ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+fast: $(VENV)/.dev $(MCORE_TREES) ## tests that take seconds
+	$(BIN)/python -m pytest $(ARGS)
+
+matrix: $(VENV)/.dev $(MCORE_TREES) ## tests that take minutes
+	$(BIN)/python -m pytest -m matrix $(ARGS)
+
+framework-free: oldest newest ## both of the next two
+
+oldest: ## tests that need no framework, on the oldest Python and libraries
+	@$(call framework_free,$(PYTHON_OLDEST),.venv-oldest,$(OLDEST),PYTHON_OLDEST)
+
+newest: ## the same on the newest
+	@$(call framework_free,$(PYTHON_NEWEST),.venv-newest,--upgrade numpy pandas omegaconf wrapt safetensors,PYTHON_NEWEST)
+
+clean: ## remove what make has made
+	rm -rf $(VENV) .venv-oldest .venv-newest $(MCORE) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+
+$(BIN)/python:
+	@if [[ -z "$(PYTHON)" ]]; then
+	  echo "make: no Python 3.10 or newer was found; install python3.11 or say which: make PYTHON=/path/to/python" >&2
+	  exit 1
+	fi
+	echo "creating $(VENV) with $$($(PYTHON) --version)"
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: pyproject.toml | $(BIN)/python
+	@echo "installing mindspeed-precision and $(TORCH) into $(VENV)"
+	index=()
+	if $(BIN)/python -c 'import sys, urllib.request as r; r.urlopen(sys.argv[1], timeout=5)' $(TORCH_INDEX)/torch/ 2>/dev/null; then
+	  index=(--extra-index-url $(TORCH_INDEX))
+	fi
+	$(PIP) install $${index[@]+"$${index[@]}"} $(TORCH)
+	$(PIP) install -e '.[demo]'
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.demo
+	@echo "installing what the tests need into $(VENV)"
+	$(PIP) install -e '.[demo,dev]'
+	touch $@
+
+# Moved into place when whole, so that an interrupted download is not taken for an installation.
+# --ignore-requires-python: the wheels name Python >= 3.12 although they ship for 3.11 and work there.
+$(MCORE)/%/megatron/core/package_info.py: | $(BIN)/python
+	@echo "installing megatron-core $* into $(MCORE)/$*"
+	rm -rf $(MCORE)/.partial-$* $(MCORE)/$*
+	$(PIP) install --no-deps --ignore-requires-python --target $(MCORE)/.partial-$* megatron-core==$*
+	mv $(MCORE)/.partial-$* $(MCORE)/$*
+
+define framework_free
+if ! $(1) $(RUNS); then
+  echo "make: $(1) does not run here; say which to use: make $@ $(4)=/path/to/python" >&2
+  exit 1
+fi
+[[ -x $(2)/bin/python ]] || $(1) -m venv $(2)
+$(2)/bin/python -m pip --quiet --disable-pip-version-check install -e '.[report]' pytest hypothesis $(3)
+$(2)/bin/python -m pytest $(FRAMEWORK_FREE) $(ARGS)
+endef
