@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from typing import Any
 
 import torch
@@ -26,6 +27,13 @@ def _keep_state_over_loader_creation() -> None:
     iterator_class.__init__ = create
 
 
+def _drop_notice() -> None:
+    def says_something_else(record: logging.LogRecord) -> bool:
+        return "CPU RNG state changed" not in record.getMessage()
+
+    logging.getLogger("megatron.core.tensor_parallel.random").addFilter(says_something_else)
+
+
 PIECES = (
     Piece(
         name="loader_randomness",
@@ -36,5 +44,14 @@ PIECES = (
         "between tensor-parallel ranks",
         when="TP > 1 with dropout",
         apply=_keep_state_over_loader_creation,
+    ),
+    Piece(
+        name="shared_generator_notice",
+        why="The RNG tracker warns when the host's generator moves inside a device generator's context; "
+        "here they are one, so that it always does.",
+        error_without="none: a warning per layer and microbatch that means nothing",
+        when="every run",
+        optional=True,
+        apply=_drop_notice,
     ),
 )
