@@ -11,7 +11,7 @@ import torch
 
 from mindspeed_precision import capture
 from mindspeed_precision.backends import load_backend
-from mindspeed_precision.capture.batch import observe_random_states
+from mindspeed_precision.capture.batch import observe_random_states, observe_step_losses
 from mindspeed_precision.capture.configuration import (
     effective_configuration,
     environment,
@@ -33,6 +33,7 @@ from mindspeed_precision.records import (
     ParameterDeclaration,
     Phase,
     RankCoordinates,
+    Role,
     Severity,
 )
 
@@ -95,6 +96,15 @@ class Recording:
         self.context.clock.begin_step()
         if self.context.settings.batch:
             observe_random_states(self.context)
+
+    def log(self, *, loss: Any, grad_norm: Any) -> None:
+        """Record what the loop itself prints of this step; None is nothing."""
+        if loss is not None:
+            observe_step_losses(self.context, {"lm loss": loss})
+        if isinstance(grad_norm, torch.Tensor):
+            self.context.observe(Phase.CLIP, "grad_norm", Role.GRAD_NORM, grad_norm.detach())
+        elif grad_norm is not None:
+            self.context.observe_number(Phase.CLIP, "grad_norm", Role.GRAD_NORM, float(grad_norm))
 
     def end_step(self) -> list[Finding]:
         """End the step, write its records, return what was found missing in it for the first time."""

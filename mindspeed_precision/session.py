@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import datetime
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -144,10 +144,28 @@ class Session:
             if self._recording is not None:
                 self._recording.update(findings=self.findings, audit=self._audit())
 
-    def step(self) -> None:
-        """End a training step of a loop of one's own, and begin the next."""
+    def step(self, *, loss: Any = None, grad_norm: Any = None) -> None:
+        """End a training step of a loop of one's own, and begin the next.
+
+        Args:
+            loss: what the log prints for this step: a number or a one-element tensor; optional.
+            grad_norm: likewise; Megatron's optimizers tell it by themselves.
+        """
+        if self._recording is not None:
+            self._recording.log(loss=loss, grad_norm=grad_norm)
         self.end_step()
         self.begin_step(None)
+
+    def forward_step(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return Megatron's ``forward_step(data_iterator, model)`` with its batches and losses recorded.
+
+        Only for loops that call Megatron's schedules themselves; ``pretrain`` does it on its own.
+        """
+        if self.context is None or not self.settings.capture.batch:
+            return function
+        from mindspeed_precision.capture.batch import observed_forward_step
+
+        return observed_forward_step(self.context, function)
 
     def _pin(self) -> None:
         if not self.settings.determinism.enabled:

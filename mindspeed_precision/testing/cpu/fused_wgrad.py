@@ -18,28 +18,29 @@ LAYERS = "megatron.core.tensor_parallel.layers"
 _AVAILABLE = "_grad_accum_fusion_available"
 
 
-class FusedWgradStandIn(ModuleType):
-    """The two functions that Megatron calls: ``main_grad += grad_output.t() @ input``, in two types."""
+def wgrad_gemm_accum_fp32(total_input: Any, grad_output: Any, main_grad: Any) -> None:
+    """Add dW to a float32 ``main_grad``; the product is not rounded to the operands' type in between.
 
-    def wgrad_gemm_accum_fp32(self, total_input: Any, grad_output: Any, main_grad: Any) -> None:
-        """Add dW to a float32 ``main_grad``; the product is not rounded to the operands' type in between.
+    Args:
+        total_input: ``[N, I]``.
+        grad_output: ``[N, O]``, same type.
+        main_grad: ``[O, I]`` float32; changed in place.
+    """
+    main_grad.addmm_(grad_output.t().float(), total_input.float())
 
-        Args:
-            total_input: ``[N, I]``.
-            grad_output: ``[N, O]``, same type.
-            main_grad: ``[O, I]`` float32; changed in place.
-        """
-        main_grad.addmm_(grad_output.t().float(), total_input.float())
 
-    def wgrad_gemm_accum_fp16(self, total_input: Any, grad_output: Any, main_grad: Any) -> None:
-        """Add dW to a ``main_grad`` of the operands' own 16-bit type; arguments as for float32."""
-        main_grad.addmm_(grad_output.t(), total_input)
+def wgrad_gemm_accum_fp16(total_input: Any, grad_output: Any, main_grad: Any) -> None:
+    """Add dW to a ``main_grad`` of the operands' own 16-bit type; arguments as for float32."""
+    main_grad.addmm_(grad_output.t(), total_input)
 
 
 @contextmanager
-def stand_in() -> Iterator[FusedWgradStandIn]:
+def stand_in() -> Iterator[ModuleType]:
     """Provide the extension's name, also to Megatron's layers when they were imported without it."""
-    module = FusedWgradStandIn(MODULE)
+    module = ModuleType(MODULE)
+    vars(module).update(
+        wgrad_gemm_accum_fp32=wgrad_gemm_accum_fp32, wgrad_gemm_accum_fp16=wgrad_gemm_accum_fp16
+    )
     layers = sys.modules.get(LAYERS)
     before = (sys.modules.get(MODULE), dict(vars(layers)) if layers else {})
     sys.modules[MODULE] = module
