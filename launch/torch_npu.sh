@@ -13,7 +13,7 @@ USAGE
 fi
 
 export PYTHONHASHSEED="${PYTHONHASHSEED:-1234}"
-export HCCL_DETERMINISTIC="${HCCL_DETERMINISTIC:-true}" # "strict" also fixes the order between nodes, where the chip can
+export HCCL_DETERMINISTIC="${HCCL_DETERMINISTIC:-true}" # or "strict", where the chip can
 export LCCL_DETERMINISTIC=1
 export CLOSE_MATMUL_K_SHIFT=1
 export ATB_MATMUL_SHUFFLE_K_ENABLE=0 # not a default: set_env.sh of the toolkit exports 1

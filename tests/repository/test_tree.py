@@ -120,7 +120,7 @@ def run(*command: str | Path, cwd: Path) -> str:
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("how", ["wheel", "editable"])
-def test_data_is_found_from_an_installation(tmp_path, source, how):
+def test_data_is_found_from_an_installation(tmp_path, source, tracked, how):
     import json
 
     environment = tmp_path / "venv"
@@ -144,7 +144,8 @@ def test_data_is_found_from_an_installation(tmp_path, source, how):
     home = site if how == "wheel" else source
     for name in ("package", "patches", "configs"):
         assert Path(found[name]).is_relative_to(home.resolve()), found
-    wanted = sorted(path.name for name in ("patches", "configs") for path in (ROOT / name).rglob("*.yaml"))
+    data = [Path(path) for path in tracked if path.startswith(("patches/", "configs/"))]
+    wanted = sorted(path.name for path in data if path.suffix == ".yaml")
     assert found["files"] == wanted
     assert (Path(found["package"]) / "py.typed").is_file()
     assert (environment / "bin" / "mindspeed-precision").is_file()
