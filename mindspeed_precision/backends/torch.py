@@ -157,9 +157,9 @@ def _digest(sums: Sums, integers: NDArray[np.int64], floats: NDArray[np.floating
     finite = sums.numel - nans - infs
     low, high, total, squares = floats.tolist()
     moments = Statistics(
-        minimum=low if finite else math.nan,
-        maximum=high if finite else math.nan,
-        mean=total / finite if finite else math.nan,
+        minimum=low + 0.0 if finite else math.nan,
+        maximum=high + 0.0 if finite else math.nan,
+        mean=total / finite + 0.0 if finite else math.nan,
         l2_norm=math.sqrt(squares),
         zeros=int(zeros),
         nans=int(nans),

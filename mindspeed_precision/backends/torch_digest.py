@@ -179,7 +179,7 @@ def _mix(values: torch.Tensor) -> torch.Tensor:
 def _add_statistics(sums: Sums, part: torch.Tensor, element: Element) -> None:
     # float64 does not exist on every accelerator
     wide = part.to(torch.float32 if part.device.type == "npu" else torch.float64)
-    sums.integers.append(_exponents(part))
+    sums.integers.append(exponents(part))
     sums.integers.append((wide == 0).sum(0, keepdim=True))
     low = high = clean = wide
     if element.floating:
@@ -193,14 +193,19 @@ def _add_statistics(sums: Sums, part: torch.Tensor, element: Element) -> None:
     sums.floats.append((clean * clean).sum(0, keepdim=True))
 
 
-def _exponents(part: torch.Tensor) -> torch.Tensor:
-    """Count the float32 exponents, ``[256]`` int64; the CPU's ``bincount`` would wait for an accelerator."""
+def exponents(part: torch.Tensor) -> torch.Tensor:
+    """Count the exponents of ``part``'s elements as float32, ``[256]`` int64."""
     bins = (part.to(torch.float32).view(torch.int32) >> 23).bitwise_and_(0xFF)
     if part.device.type == "cpu":
         return torch.bincount(bins, minlength=256)
-    lane = torch.arange(bins.numel(), dtype=torch.int64, device=part.device).bitwise_and_(_LANES - 1)
-    counters = torch.zeros(256 * _LANES, dtype=torch.int64, device=part.device)
+    return histogram_by_scatter(bins)
+
+
+def histogram_by_scatter(bins: torch.Tensor) -> torch.Tensor:
+    """Count ``bins`` (``[n]``, 0 to 255) without waiting, as ``bincount`` would on an accelerator."""
+    lane = torch.arange(bins.numel(), dtype=torch.int64, device=bins.device).bitwise_and_(_LANES - 1)
     place = lane.mul_(256).add_(bins)
+    counters = torch.zeros(256 * _LANES, dtype=torch.int64, device=bins.device)
     return counters.scatter_add_(0, place, torch.ones_like(place)).view(_LANES, 256).sum(0)
 
 

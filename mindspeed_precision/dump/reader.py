@@ -120,9 +120,7 @@ def load_run(directory: str | Path) -> Run:
         ranks[rank] = records
         notes += [f"rank {rank}: {note}" for note in records.notes]
     if not ranks:
-        raise DumpError(
-            "a run without records", where=str(path), remedy="the training ended before its first step"
-        )
+        raise DumpError("no rank of this run wrote anything", where=str(path), expected=rank_directory(0))
     notes += _missing_ranks(path, manifest, ranks)
     return Run(path=path, manifest=manifest, ranks=ranks, notes=tuple(notes))
 

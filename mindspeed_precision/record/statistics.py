@@ -36,9 +36,9 @@ def statistics_of(numbers: NDArray[Any]) -> Statistics:
         squares = float(np.square(finite).sum())
     exponents = np.bincount(((single.view(np.uint32) >> 23) & 0xFF).ravel().astype(np.int64), minlength=256)
     return Statistics(
-        minimum=float(finite.min()) if finite.size else math.nan,
-        maximum=float(finite.max()) if finite.size else math.nan,
-        mean=float(finite.sum()) / finite.size if finite.size else math.nan,
+        minimum=float(finite.min()) + 0.0 if finite.size else math.nan,  # a zero is +0.0, whichever was met
+        maximum=float(finite.max()) + 0.0 if finite.size else math.nan,
+        mean=float(finite.sum()) / finite.size + 0.0 if finite.size else math.nan,
         l2_norm=math.sqrt(squares),
         zeros=int((wide == 0).sum()),
         nans=int(np.isnan(wide).sum()),
@@ -71,10 +71,11 @@ def digest_number(value: float) -> Digest:
 
 def _statistics_of_one(value: float) -> Statistics:
     finite = math.isfinite(value)
+    moment = value + 0.0 if finite else math.nan
     return Statistics(
-        minimum=value if finite else math.nan,
-        maximum=value if finite else math.nan,
-        mean=value if finite else math.nan,
+        minimum=moment,
+        maximum=moment,
+        mean=moment,
         l2_norm=abs(value) if finite else 0.0,
         zeros=int(value == 0),
         nans=int(math.isnan(value)),

@@ -1,0 +1,290 @@
+"""The torch backend: same numbers as the definition, nothing disturbed, nothing waited for."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
+from mindspeed_precision.backends import load_backend, torch_digest  # noqa: E402
+from mindspeed_precision.errors import PrecisionError  # noqa: E402
+from mindspeed_precision.record.statistics import digest_host  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+BACKEND = load_backend("torch")
+DTYPES = [
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.complex64,
+    torch.complex128,
+    torch.bool,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.uint8,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+]
+
+
+def digest(tensor, *, statistics=True):
+    (found,) = BACKEND.finish_digests([BACKEND.begin_digest(tensor, statistics=statistics)])
+    return found
+
+
+def expected(tensor, *, statistics=True):
+    return digest_host(BACKEND.to_host(BACKEND.snapshot(tensor)), statistics=statistics)
+
+
+def sample(dtype, *shape):
+    generator = torch.Generator().manual_seed(7)
+    values = torch.randn(shape, generator=generator, dtype=torch.float64) * 40
+    if dtype.is_complex:
+        return torch.complex(values, values.flip(0)).to(dtype)
+    if not dtype.is_signed:
+        values = values.abs()
+    result = values.to(dtype)
+    if dtype.is_floating_point and dtype.itemsize > 1:
+        special = [math.nan, math.inf, -math.inf, -0.0, 1e-41, 3e38]
+        flat = result.view(-1)
+        flat[: len(special)] = torch.tensor(special[: len(flat)], dtype=torch.float64).to(dtype)
+    return result
+
+
+def assert_same(found, wanted):
+    assert (found.fingerprint, found.unordered) == (wanted.fingerprint, wanted.unordered)
+    ours, theirs = found.statistics, wanted.statistics
+    for name in ("zeros", "nans", "infs", "exponents"):
+        assert getattr(ours, name) == getattr(theirs, name), name
+    for name in ("minimum", "maximum"):
+        np.testing.assert_equal(getattr(ours, name), getattr(theirs, name))
+    for name in ("mean", "l2_norm"):
+        np.testing.assert_allclose(getattr(ours, name), getattr(theirs, name), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_dtype_and_stride_agrees_with_the_definition(dtype):
+    tensor = sample(dtype, 6, 5, 4)
+    views = [
+        tensor,
+        tensor.permute(2, 0, 1),
+        tensor[1::2, 1:, ::3],
+        tensor[:1].expand(3, 5, 4),
+        tensor[0, 0, 0],
+    ]
+    views += [tensor[:0], tensor[:, None].transpose(0, 3)]
+    for view in views:
+        assert_same(digest(view), expected(view))
+        assert digest(view).fingerprint == digest(view.clone().contiguous()).fingerprint
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.complex64, torch.int32], ids=str)
+def test_pieces_and_missing_keys_change_nothing(dtype, monkeypatch):
+    """More elements than a pass takes and than the key table holds."""
+    tensor = sample(dtype, 7, 3, 50)
+    wanted, turned = digest(tensor), digest(tensor.permute(2, 1, 0))
+    for limit in (1, 64):
+        monkeypatch.setattr(torch_digest, "CPU_PIECE", 32)
+        monkeypatch.setattr(torch_digest, "TABLE_LIMIT", limit)
+        monkeypatch.setattr(torch_digest, "KEYS", torch_digest.KeyTable())
+        assert_same(digest(tensor), wanted)
+        assert_same(digest(tensor.permute(2, 1, 0)), turned)
+        assert_same(digest(tensor[:, :1].expand(7, 9, 50)), expected(tensor[:, :1].expand(7, 9, 50)))
+
+
+def test_histogram_of_accelerators_equals_the_one_of_cpus():
+    part = sample(torch.float32, 3000)
+    bins = (part.view(torch.int32) >> 23) & 0xFF
+    assert torch.equal(torch_digest.histogram_by_scatter(bins), torch_digest.exponents(part))
+
+
+def test_lazy_conjugate_and_negative_views_are_read_as_they_look():
+    tensor = sample(torch.complex64, 4, 3)
+    assert digest(tensor.conj()) == digest(tensor.conj().resolve_conj())
+    assert digest(tensor.conj().imag) == digest(tensor.conj().imag.resolve_neg().clone())
+
+
+class ForbidWaiting(TorchDispatchMode):
+    """Raises on every operation that makes the host wait for a device, or copies to another one."""
+
+    FORBIDDEN = ("_local_scalar_dense", "item", "is_nonzero", "nonzero", "equal", "unique", "masked_select")
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        kwargs = kwargs or {}
+        moved = kwargs.get("device") is not None or any(isinstance(arg, torch.device) for arg in args)
+        if name in self.FORBIDDEN or (name in ("to", "_to_copy", "copy_") and moved):
+            raise AssertionError(f"{name} waits for the device")
+        return func(*args, **kwargs)
+
+
+@pytest.mark.parametrize("statistics", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_digest_and_snapshot_never_wait(dtype, statistics):
+    tensor = sample(dtype, 5, 4).t()
+    with ForbidWaiting():
+        handle = BACKEND.begin_digest(tensor, statistics=statistics)
+        copy = BACKEND.snapshot(tensor)
+    assert BACKEND.finish_digests([handle]) == [digest(copy, statistics=statistics)]
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [lambda t: t.sum().item(), lambda t: bool((t > 0).any()), lambda t: t.to("meta"), lambda t: t.nonzero()],
+)
+@pytest.mark.parametrize("inference", [False, True])
+def test_the_guard_can_fail(wait, inference):
+    with torch.inference_mode(inference), ForbidWaiting(), pytest.raises(AssertionError, match="waits"):
+        wait(torch.ones(3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int64], ids=str)
+def test_the_path_of_accelerators_needs_no_value(dtype):
+    """Meta tensors have none, so whatever waits for one raises; they take the path of every accelerator."""
+    tensor = torch.empty(3, 40, dtype=dtype, device="meta").t()
+    sums = torch_digest.sums_of(tensor, statistics=True)
+    assert [t.shape[0] for t in sums.integers[:2]] == [2, 256]
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        tensor.sum().item()
+
+
+def test_nothing_is_disturbed():
+    tensor = torch.nn.Parameter(sample(torch.float32, 6, 5))
+    torch.manual_seed(3)
+    before = (torch.get_rng_state(), tensor._version, tensor.grad, tensor.clone().detach())
+    digest(tensor)
+    BACKEND.snapshot(tensor)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert tensor._version == before[1]
+    assert tensor.requires_grad
+    assert tensor.is_leaf
+    assert torch.equal(tensor.detach().view(torch.int32), before[3].view(torch.int32))
+    (tensor * tensor)[1:].nan_to_num(0, 0, 0).sum().backward()  # autograd still works on it
+    assert tensor.grad is not None
+
+
+def test_a_later_write_does_not_change_what_was_seen():
+    tensor = sample(torch.float32, 4, 4)
+    wanted, bits = expected(tensor), BACKEND.to_host(BACKEND.snapshot(tensor)).bits
+    handle, copy = BACKEND.begin_digest(tensor, statistics=True), BACKEND.snapshot(tensor)
+    tensor.zero_()
+    assert_same(BACKEND.finish_digests([handle])[0], wanted)
+    assert (BACKEND.to_host(copy).bits == bits).all()
+
+
+def test_inside_hooks_inference_mode_and_deterministic_mode():
+    seen = []
+    leaf = torch.ones(3, 4, requires_grad=True)
+    middle = leaf * 2
+    middle.register_hook(lambda grad: seen.append(BACKEND.begin_digest(grad, statistics=True)))
+    was = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        middle.expand(5, 3, 4).sum().backward()
+        with torch.inference_mode():
+            seen.append(BACKEND.begin_digest(torch.full((3, 4), 5.0).t(), statistics=True))
+    finally:
+        torch.use_deterministic_algorithms(was)
+    wanted = digest(torch.full((3, 4), 5.0))
+    assert BACKEND.finish_digests(seen) == [wanted, wanted]
+
+
+def test_layout_and_names():
+    tensor = torch.zeros(4, 6, dtype=torch.bfloat16)[1:, 2:].t()
+    layout = BACKEND.layout(tensor)
+    assert (layout.stride, layout.storage_offset, layout.contiguous, layout.format) == ((1, 6), 8, False, "")
+    assert (BACKEND.shape(tensor), BACKEND.dtype(tensor)) == ((4, 3), "bfloat16")
+    assert BACKEND.is_tensor(tensor)
+    assert not BACKEND.is_tensor(3.0)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "message"),
+    [
+        (torch.eye(3).to_sparse(), "dense"),
+        (torch.empty(3, device="meta"), "dense"),
+    ],
+    ids=["sparse", "meta"],
+)
+def test_unreadable_tensors_are_refused(tensor, message):
+    with pytest.raises(PrecisionError, match=message):
+        BACKEND.begin_digest(tensor, statistics=True)
+
+
+def test_freed_memory_is_refused():
+    tensor = torch.ones(8)
+    tensor.untyped_storage().resize_(0)
+    with pytest.raises(PrecisionError, match="freed"):
+        BACKEND.begin_digest(tensor, statistics=False)
+
+
+class CountCalls(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.calls += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "statistics", "limit"), [(torch.float32, True, 40), (torch.bfloat16, False, 22)]
+)
+def test_a_small_tensor_costs_few_calls(dtype, statistics, limit):
+    tensor = sample(dtype, 8, 8)
+    digest(tensor)  # fills the key table
+    with CountCalls() as count:
+        BACKEND.begin_digest(tensor, statistics=statistics)
+    assert 10 < count.calls <= limit
+
+
+def test_one_copy_to_the_host_per_kind_of_number():
+    calls = []
+    for records in (2, 30):
+        handles = [BACKEND.begin_digest(sample(torch.float32, n), statistics=True) for n in range(1, records)]
+        with CountCalls() as count:
+            BACKEND.finish_digests(handles)
+        calls.append(count.calls)
+    assert calls[0] == calls[1] <= 15
+
+
+class LargestTensor(TorchDispatchMode):
+    """Remembers the largest memory of a result, other than the memory of ``given``."""
+
+    def __init__(self, given):
+        super().__init__()
+        self.given = given.untyped_storage().data_ptr()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result.untyped_storage().data_ptr() != self.given:
+            self.bytes = max(self.bytes, result.untyped_storage().nbytes())
+        return result
+
+
+def test_temporary_memory_is_bounded(monkeypatch):
+    tensor = torch.zeros(1024, 512).t()  # 2 MiB, read through its strides
+    monkeypatch.setattr(torch_digest, "CPU_PIECE", 1 << 10)
+    monkeypatch.setattr(torch_digest, "TABLE_LIMIT", 0)
+    with LargestTensor(tensor) as largest:
+        BACKEND.begin_digest(tensor, statistics=True)
+    assert 0 < largest.bytes <= 2 * 8 * (1 << 10)
+
+
+def test_unknown_backend_is_an_error():
+    with pytest.raises(PrecisionError, match="jax"):
+        load_backend("jax")

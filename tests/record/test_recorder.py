@@ -1,0 +1,170 @@
+"""The recorder: levels, order, problems, and that it never gets in the way of the training."""
+
+from __future__ import annotations
+
+import gc
+import math
+import weakref
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from mindspeed_precision.backends import load_backend  # noqa: E402
+from mindspeed_precision.config import load_settings  # noqa: E402
+from mindspeed_precision.dump.reader import load_run  # noqa: E402
+from mindspeed_precision.dump.writer import RankWriter, create_run  # noqa: E402
+from mindspeed_precision.errors import DumpError  # noqa: E402
+from mindspeed_precision.record.recorder import Recorder  # noqa: E402
+from mindspeed_precision.records import (  # noqa: E402
+    INIT_STEP,
+    Level,
+    Observation,
+    Phase,
+    RankCoordinates,
+    RecordKey,
+    Role,
+)
+
+pytestmark = pytest.mark.torch
+
+
+def key(step, fqn="layer", role=Role.OUTPUT, **more):
+    return RecordKey(step=step, phase=Phase.FPROP, fqn=fqn, role=role, **more)
+
+
+@pytest.fixture
+def recorder_of(tmp_path):
+    def make(*overrides, backend=None):
+        run = tmp_path / "run"
+        create_run(run, {"parallel": RankCoordinates().sizes()})
+        writer = RankWriter(run, coordinates=RankCoordinates())
+        settings = load_settings(overrides=list(overrides))
+        return run, Recorder(backend=backend or load_backend("torch"), writer=writer, settings=settings)
+
+    return make
+
+
+def test_levels_and_payloads(recorder_of):
+    rules = "capture.rules=[{fqn: kept, level: tensor}, {fqn: dropped, level: drop}]"
+    run, recorder = recorder_of("capture.level=fingerprint", rules)
+    recorder.begin_step(0)
+    assert recorder.level_of(key(0, "plain")) is Level.FINGERPRINT
+    assert recorder.level_of(key(0, "dropped")) is None
+    tensor = torch.arange(6.0).reshape(2, 3).t()
+    for fqn in ("plain", "kept", "dropped"):
+        recorder.observe(Observation(key=key(0, fqn, microbatch=1), tensor=tensor, note="why"))
+    tensor.zero_()
+    recorder.end_step()
+    recorder.close(complete=True)
+    rank = load_run(run).ranks[0]
+    plain, kept = rank.records
+    assert (plain.key.fqn, plain.digest.statistics, plain.payload) == ("plain", None, None)
+    assert (kept.shape, kept.dtype, kept.layout.stride, kept.note) == ((3, 2), "float32", (1, 3), "why")
+    assert kept.digest.statistics.maximum == 5
+    assert rank.payload(kept).bits.view("float32").tolist() == [[0, 3], [1, 4], [2, 5]]
+    assert plain.digest.fingerprint == kept.digest.fingerprint
+    assert rank.microbatches == {0: 2}
+    with pytest.raises(DumpError, match="no elements were kept"):
+        rank.payload(plain)
+
+
+def test_steps_that_are_not_wanted_leave_no_trace(recorder_of):
+    run, recorder = recorder_of("steps='1'", "capture.rules=[{fqn: late, steps: '1', level: drop}]")
+    for step in (INIT_STEP, 0, 1, 2):
+        if step != INIT_STEP:
+            recorder.begin_step(step)
+        for fqn in ("early", "late"):
+            recorder.observe(Observation(key=key(step, fqn), tensor=torch.ones(2)))
+        recorder.observe_number(key(step, "number"), step)
+        recorder.end_step()
+    recorder.close(complete=True)
+    rank = load_run(run).ranks[0]
+    assert rank.steps == (INIT_STEP, 1)
+    found = [(record.key.step, record.key.fqn) for record in rank.records]
+    assert found == [(-1, "early"), (-1, "late"), (-1, "number"), (1, "early"), (1, "number")]
+
+
+@pytest.mark.parametrize("value", [1.25, -0.0, math.inf, math.nan, 7, True])
+def test_numbers_keep_their_bits(recorder_of, value):
+    run, recorder = recorder_of("capture.level=fingerprint")
+    recorder.begin_step(0)
+    recorder.observe_number(key(0), value)
+    recorder.observe(Observation(key=key(0), tensor=torch.tensor(float(value), dtype=torch.float64)))
+    recorder.end_step()
+    number, tensor = load_run(run).ranks[0].records
+    assert (number.shape, number.dtype, number.layout) == ((), "float64", None)
+    assert number.digest.fingerprint == tensor.digest.fingerprint
+    assert str(number.value) == str(float(value) + 0.0)
+
+
+def test_bytes(recorder_of):
+    run, recorder = recorder_of("capture.level=tensor")
+    recorder.observe_bytes(key(INIT_STEP, "rng", Role.RNG, slot="python"), b"\x00\x01\xff")
+    recorder.end_step()
+    rank = load_run(run).ranks[0]
+    (record,) = rank.records
+    assert (record.shape, record.dtype, record.layout) == ((3,), "uint8", None)
+    assert rank.payload(record).bits.tolist() == [0, 1, 255]
+
+
+def test_what_cannot_be_recorded_is_said_and_does_not_stop_the_training(recorder_of):
+    run, recorder = recorder_of()
+    recorder.begin_step(4)
+    recorder.observe(Observation(key=key(4, "ok"), tensor=torch.ones(2)))
+    recorder.observe(Observation(key=key(4, "sparse"), tensor=torch.eye(2).to_sparse()))
+    recorder.observe(Observation(key=key(4, "none"), tensor=None))
+    recorder.observe_number(key(4, "huge"), 10**400)
+    recorder.end_step()
+    recorder.close(complete=True)
+    loaded = load_run(run)
+    assert [record.key.fqn for record in loaded.ranks[0].records] == ["ok"]
+    assert len(loaded.notes) == 3
+    assert any("sparse" in note and "1 records could not be taken" in note for note in loaded.notes)
+
+
+def test_a_device_that_fails_at_the_end_loses_the_tensors_and_says_so(recorder_of, monkeypatch):
+    backend = load_backend("torch")
+    monkeypatch.setattr(backend, "finish_digests", lambda handles: 1 / 0, raising=True)
+    run, recorder = recorder_of(backend=backend)
+    recorder.begin_step(0)
+    recorder.observe(Observation(key=key(0), tensor=torch.ones(2)))
+    recorder.observe_number(key(0, "number"), 3)
+    recorder.end_step()
+    loaded = load_run(run)
+    assert [record.key.fqn for record in loaded.ranks[0].records] == ["number"]
+    assert any("all 1 tensors of step 0" in note for note in loaded.notes)
+
+
+@pytest.mark.parametrize("level", ["statistics", "tensor"])
+def test_no_reference_to_the_live_tensor_is_kept(recorder_of, level):
+    _, recorder = recorder_of(f"capture.level={level}")
+    tensor = torch.ones(3)
+    alive, memory = weakref.ref(tensor), tensor.untyped_storage()._weak_ref()
+    recorder.observe(Observation(key=key(INIT_STEP), tensor=tensor))
+    del tensor
+    gc.collect()
+    assert alive() is None
+    assert torch.UntypedStorage._expired(memory)
+    torch.UntypedStorage._free_weak_ref(memory)
+
+
+def test_close_after_a_crash_keeps_the_error_of_the_training(recorder_of):
+    run, recorder = recorder_of()
+    recorder.begin_step(0)
+    recorder.end_step()
+    recorder.begin_step(1)
+    recorder.observe(Observation(key=key(1), tensor=torch.ones(2)))
+
+    def train():
+        try:
+            raise ZeroDivisionError("the user's")
+        finally:
+            recorder.close(complete=False)
+
+    with pytest.raises(ZeroDivisionError, match="the user's"):
+        train()
+    loaded = load_run(run)
+    assert loaded.ranks[0].steps == (0,)
+    assert not loaded.ranks[0].complete
+    assert any("did not end as planned" in note for note in loaded.notes)
