@@ -1,0 +1,7 @@
+"""Align: two runs in, pairs of records and records without a partner out."""
+
+from __future__ import annotations
+
+from mindspeed_precision.align.match import Alignment, align
+
+__all__ = ["Alignment", "align"]

@@ -1,0 +1,9 @@
+"""``python -m mindspeed_precision``: the same commands as ``mindspeed-precision``."""
+
+from __future__ import annotations
+
+import sys
+
+from mindspeed_precision.cli import main
+
+sys.exit(main())

@@ -1,0 +1,139 @@
+"""Whether two runs can be compared at all, and on which ranks and steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from mindspeed_precision.dump.reader import Run
+from mindspeed_precision.errors import IncomparableError
+from mindspeed_precision.records import INIT_STEP, ParameterDeclaration
+
+_SHOWN = 3
+
+
+def require_same_layout(baseline: Run, candidate: Run) -> None:
+    """Require equal parallel sizes.
+
+    Raises:
+        IncomparableError: a size differs; says which.
+    """
+    one, two = _sizes(baseline), _sizes(candidate)
+    differing = [name for name in {**one, **two} if one.get(name) != two.get(name)]
+    if differing:
+        raise IncomparableError(
+            "the runs have different parallel layouts",
+            where=f"{baseline.path} and {candidate.path}",
+            found=", ".join(f"{name}={two.get(name)}" for name in differing),
+            expected=", ".join(f"{name}={one.get(name)}" for name in differing),
+            remedy="run both with the same sizes",
+        )
+
+
+def _sizes(run: Run) -> dict[str, int]:
+    for rank in run.ranks.values():
+        return rank.coordinates.sizes()
+    return {str(name): int(size) for name, size in run.manifest.get("parallel", {}).items()}
+
+
+def common_ranks(baseline: Run, candidate: Run) -> tuple[list[int], list[str]]:
+    """Return the ranks that both runs recorded, ascending, and a note for those of one run only.
+
+    Raises:
+        IncomparableError: there is none.
+    """
+    common = sorted(baseline.ranks.keys() & candidate.ranks.keys())
+    if not common:
+        raise IncomparableError(
+            "no rank was recorded by both runs",
+            where=f"{baseline.path} and {candidate.path}",
+            found=f"ranks {_numbers(sorted(candidate.ranks))}",
+            expected=f"ranks {_numbers(sorted(baseline.ranks))}",
+            remedy="record the same ranks in both runs (setting `ranks`)",
+        )
+    notes = [
+        f"only the {side} recorded ranks {_numbers(alone)}: not compared"
+        for side, alone in _one_sided(baseline.ranks.keys(), candidate.ranks.keys())
+    ]
+    return common, notes
+
+
+def common_steps(baseline: Run, candidate: Run, ranks: Sequence[int]) -> tuple[list[int], list[str]]:
+    """Return the training steps that are whole on all ``ranks`` of both runs, and a note for the others.
+
+    Raises:
+        IncomparableError: there is none.
+    """
+    whole = [_whole_steps(run, ranks) for run in (baseline, candidate)]
+    common = sorted(whole[0] & whole[1])
+    if not common:
+        raise IncomparableError(
+            "no step is whole in both runs",
+            where=f"{baseline.path} and {candidate.path}",
+            found=f"steps {_numbers(sorted(whole[1]))}",
+            expected=f"steps {_numbers(sorted(whole[0]))}",
+            remedy="record the same steps in both runs (setting `steps`), and let one step end",
+        )
+    notes = [
+        f"steps {_numbers(alone)} are whole in the {side} only: not compared"
+        for side, alone in _one_sided(whole[0], whole[1])
+    ]
+    for side, run in (("baseline", baseline), ("candidate", candidate)):
+        seen = {step for rank in ranks for step in run.ranks[rank].steps if step != INIT_STEP}
+        partial = sorted(seen - _whole_steps(run, ranks))
+        if partial:
+            notes.append(f"steps {_numbers(partial)} are not whole on every rank of the {side}: not compared")
+    return common, notes
+
+
+def _whole_steps(run: Run, ranks: Sequence[int]) -> set[int]:
+    steps = set.intersection(*(set(run.ranks[rank].steps) for rank in ranks))
+    return steps - {INIT_STEP}
+
+
+def require_same_model(baseline: Run, candidate: Run, ranks: Sequence[int]) -> None:
+    """Require the same parameters, by name and shape, on every rank where both runs declare them.
+
+    Whether a parameter is trainable, and its dtype, may differ: that is for the diagnosis.
+
+    Raises:
+        IncomparableError: the models differ; names some of the parameters.
+    """
+    for rank in ranks:
+        one, two = (_shapes(run.ranks[rank].parameters) for run in (baseline, candidate))
+        if not one or not two or one == two:
+            continue
+        names = [name for name in {**one, **two} if one.get(name) != two.get(name)]
+        shown = names[:_SHOWN]
+        raise IncomparableError(
+            f"the runs train different models: {len(names)} parameters differ on rank {rank}",
+            where=f"{baseline.path} and {candidate.path}",
+            found=", ".join(_declared(name, two) for name in shown),
+            expected=", ".join(_declared(name, one) for name in shown),
+        )
+
+
+def _shapes(parameters: Sequence[ParameterDeclaration]) -> dict[str, tuple[int, ...]]:
+    return {parameter.fqn: tuple(parameter.shape) for parameter in parameters}
+
+
+def _declared(name: str, shapes: dict[str, tuple[int, ...]]) -> str:
+    return f"{name}{list(shapes[name])}" if name in shapes else f"no {name}"
+
+
+def _one_sided(one: Iterable[int], two: Iterable[int]) -> list[tuple[str, list[int]]]:
+    left, right = set(one), set(two)
+    pairs = [("baseline", sorted(left - right)), ("candidate", sorted(right - left))]
+    return [(side, alone) for side, alone in pairs if alone]
+
+
+def _numbers(numbers: Sequence[int]) -> str:
+    """Write ``0-3, 7``; ``none`` for no number."""
+    parts: list[str] = []
+    start = previous = None
+    for number in [*numbers, None]:
+        if previous is not None and (number is None or number != previous + 1):
+            parts.append(str(start) if start == previous else f"{start}-{previous}")
+            start = None
+        start = number if start is None else start
+        previous = number
+    return ", ".join(parts) or "none"

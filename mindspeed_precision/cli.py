@@ -1,0 +1,146 @@
+"""The commands; no logic. Exit status: 0 aligned, 1 diverged or a finding of severity error, 2 no answer."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from mindspeed_precision.compare.policy import DEFAULT_POLICY
+from mindspeed_precision.errors import PrecisionError
+
+PROGRAM = "mindspeed-precision"
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
+    parser = argparse.ArgumentParser(
+        prog=PROGRAM, description="Find the first tensor at which two training runs diverge, and prove why."
+    )
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+
+    compare = commands.add_parser(
+        "compare", help="align and compare two runs, and say where and why they differ"
+    )
+    compare.add_argument("baseline", metavar="BASELINE", help="run directory to agree with")
+    compare.add_argument("candidate", metavar="CANDIDATE", help="run directory to examine")
+    compare.add_argument(
+        "--policy", default=DEFAULT_POLICY, help="what counts as aligned: a name or a YAML file (%(default)s)"
+    )
+    compare.add_argument(
+        "--out", metavar="DIR", help="where to write the report (`compare` beside CANDIDATE)"
+    )
+    compare.add_argument("--no-replay", action="store_true", help="do not recompute a divergent dW")
+    compare.add_argument("--json", action="store_true", help="print verdict.json instead of text")
+    compare.set_defaults(run=_compare)
+
+    show = commands.add_parser("show", help="look inside a run")
+    show.add_argument("directory", metavar="RUN", help="run directory")
+    show.add_argument("--fqn", default="*", metavar="GLOB", help="only these modules and parameters")
+    show.add_argument("--role", default="*", help="only this role (wgrad, param, output …)")
+    show.add_argument("--step", type=int, help="only this step; -1 is before the first")
+    show.add_argument("--json", action="store_true", help="print JSON")
+    show.set_defaults(run=_show)
+
+    patches = commands.add_parser("patches", help="what is patched where and why")
+    actions = patches.add_subparsers(dest="action", metavar="ACTION", required=True)
+    actions.add_parser("list", help="every declaration").set_defaults(run=_patches_list)
+    actions.add_parser("check", help="what each finds on this machine").set_defaults(run=_patches_check)
+    explain = actions.add_parser("explain", help="what one patch does, and why")
+    explain.add_argument("name", metavar="NAME")
+    explain.set_defaults(run=_patches_explain)
+
+    demo = commands.add_parser("demo", help="train twice on this machine and compare")
+    demo.add_argument("case", nargs="?", default="glm4", metavar="CASE", help="which case (%(default)s)")
+    demo.add_argument("--out", metavar="DIR", help="where to keep the runs and the report")
+    demo.set_defaults(run=_demo)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        argv: arguments without the program's name; None for the process's own.
+
+    Returns:
+        The exit status.
+    """
+    arguments = build_parser().parse_args(argv)
+    try:
+        status = arguments.run(arguments)
+        sys.stdout.flush()
+    except PrecisionError as error:
+        sys.stderr.write(f"{PROGRAM}: {' '.join(str(error).split())}\n")
+        return 2
+    except BrokenPipeError:  # the reader of a pipe went away: `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return int(status)
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    from mindspeed_precision.flow import compare_runs
+    from mindspeed_precision.report.console import show
+    from mindspeed_precision.report.exit_status import exit_status
+    from mindspeed_precision.report.files import write_files
+    from mindspeed_precision.report.verdict_json import verdict_text
+
+    diagnosis = compare_runs(
+        arguments.baseline, arguments.candidate, policy=arguments.policy, replay=not arguments.no_replay
+    )
+    out = arguments.out or Path(arguments.candidate).absolute().parent / "compare"
+    files = write_files(diagnosis, out)
+    if arguments.json:
+        sys.stdout.write(verdict_text(diagnosis))
+    else:
+        show(diagnosis, files)
+    status, reason = exit_status(diagnosis)
+    if reason:
+        sys.stderr.write(f"{PROGRAM}: {reason}\n")
+    return status
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    from mindspeed_precision.dump.reader import load_run
+    from mindspeed_precision.report.show import select, show_json, show_text
+
+    run = load_run(arguments.directory)
+    records = select(run, fqn=arguments.fqn, role=arguments.role, step=arguments.step)
+    sys.stdout.write(show_json(records) if arguments.json else show_text(run, records))
+    return 0
+
+
+def _patches_list(arguments: argparse.Namespace) -> int:
+    from mindspeed_precision.patching.explain import list_rows
+    from mindspeed_precision.report.patches import list_text
+
+    sys.stdout.write(list_text(list_rows()) + "\n")
+    return 0
+
+
+def _patches_check(arguments: argparse.Namespace) -> int:
+    from mindspeed_precision.patching.explain import check_rows
+    from mindspeed_precision.report.patches import check_text
+
+    rows = check_rows()
+    sys.stdout.write(check_text(rows) + "\n")
+    return int(any(row.refused for row in rows))
+
+
+def _patches_explain(arguments: argparse.Namespace) -> int:
+    from mindspeed_precision.patching.explain import explain
+
+    sys.stdout.write(explain(arguments.name) + "\n")
+    return 0
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from mindspeed_precision.testing.demo.command import run
+
+    return int(run(arguments.case, out=arguments.out))
+
+
+__all__ = ["build_parser", "main"]

@@ -1,0 +1,71 @@
+"""What was looked at: dW of every trainable parameter, in every microbatch of every compared step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mindspeed_precision.diagnose.facts import Facts
+from mindspeed_precision.dump.reader import RankRecords
+from mindspeed_precision.records import Coverage, Phase, Role, Side
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gap:
+    """A trainable parameter of which dW was not seen, at the first such place."""
+
+    fqn: str
+    side: Side
+    rank: int
+    step: int
+    microbatch: int
+
+
+def gaps(facts: Facts) -> list[Gap]:
+    """Return one gap per trainable parameter without dW somewhere, in order of declaration."""
+    found: dict[str, Gap] = {}
+    for side, run in ((Side.BASELINE, facts.baseline), (Side.CANDIDATE, facts.candidate)):
+        for number in facts.alignment.ranks:
+            rank = run.ranks[number]
+            seen = _seen(rank)
+            for parameter in rank.parameters:
+                if not parameter.trainable or parameter.tied_to:
+                    continue
+                place = _first_missing(rank, parameter.fqn, seen, facts.alignment.steps)
+                if place is not None:
+                    gap = Gap(fqn=parameter.fqn, side=side, rank=number, step=place[0], microbatch=place[1])
+                    found.setdefault(parameter.fqn, gap)
+    return list(found.values())
+
+
+def _seen(rank: RankRecords) -> set[tuple[str, int, int]]:
+    return {
+        (record.key.fqn, record.key.step, record.key.microbatch)
+        for record in rank.records
+        if record.key.phase is Phase.WGRAD and record.key.role in (Role.WGRAD, Role.BGRAD)
+    }
+
+
+def _first_missing(
+    rank: RankRecords, fqn: str, seen: set[tuple[str, int, int]], steps: tuple[int, ...]
+) -> tuple[int, int] | None:
+    places = ((step, microbatch) for step in steps for microbatch in range(rank.microbatches.get(step, 0)))
+    return next((place for place in places if (fqn, *place) not in seen), None)
+
+
+def coverage_of(facts: Facts) -> Coverage:
+    """Count what was looked at."""
+    trainable = {
+        name
+        for name, sides in facts.declarations.items()
+        if any(parameter.trainable and not parameter.tied_to for parameter in sides.values())
+    }
+    missing = {gap.fqn for gap in gaps(facts)} | set(facts.trained_on_one_side)
+    alone = [unmatched for unmatched in facts.alignment.unmatched if unmatched.side is Side.CANDIDATE]
+    matched = len(facts.alignment.pairs)
+    return Coverage(
+        parameters=len(trainable),
+        parameters_with_wgrad=len(trainable - missing),
+        records=matched + len(alone),
+        matched=matched,
+        unmatched=len(facts.alignment.unmatched),
+    )

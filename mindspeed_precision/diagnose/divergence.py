@@ -1,0 +1,94 @@
+"""Origin against propagated: which divergences start something, and which only pass it on."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+from mindspeed_precision.diagnose.graph import Graph, Node
+from mindspeed_precision.records import Origin, Phase, RecordKey, Role, Verdict
+
+
+def find_origins(graph: Graph) -> tuple[Origin, ...]:
+    """Return every origin, first divergence first.
+
+    A divergent record is propagated when something that it consumed diverges; the other ones are origins,
+    grouped over ranks. Random state is an origin only where nothing else is: alone it changes no number.
+
+    Returns:
+        Origins in order of step, execution, rank, each with the number of divergences that lead back to it.
+    """
+    divergent = sorted(graph.divergent.nodes, key=lambda node: node.order)
+    parents = {node: graph.explanation(node) for node in divergent}
+    roots = _roots(divergent, parents)
+    led_back = Counter(root.key for node, root in roots.items() if root is not node)
+    by_key: dict[RecordKey, list[Node]] = defaultdict(list)
+    for node in divergent:
+        if roots[node] is node:
+            by_key[node.key].append(node)
+    computed = {key: nodes for key, nodes in by_key.items() if key.role is not Role.RNG}
+    return tuple(
+        Origin(
+            comparison=nodes[0].comparison,
+            ranks=tuple(sorted({node.rank for node in nodes})),
+            propagated=led_back[key],
+            inputs=describe_inputs(graph, nodes[0]),
+        )
+        for key, nodes in (computed or by_key).items()
+    )
+
+
+def _roots(divergent: list[Node], parents: dict[Node, Node | None]) -> dict[Node, Node]:
+    """Follow explanations to their end; a circle (which only unknown dataflow can close) ends at its first record."""
+    roots: dict[Node, Node] = {}
+    for start in divergent:
+        path: list[Node] = []
+        on_path: set[Node] = set()
+        node: Node = start
+        while node not in roots and node not in on_path:
+            path.append(node)
+            on_path.add(node)
+            parent = parents[node]
+            if parent is None:
+                break
+            node = parent
+        circle = node in on_path and parents[node] is not None and node not in roots
+        root = (
+            min(path[path.index(node) :], key=lambda member: member.order)
+            if circle
+            else roots.get(node, node)
+        )
+        roots.update(dict.fromkeys(path, root))
+    return roots
+
+
+def describe_inputs(graph: Graph, node: Node) -> str:
+    """Say in one phrase how what a record consumed compares."""
+    consumed = [other for other in graph.consumed(node) if not other.diverges]
+    if graph.rule(node) is None or node.key.role in (Role.HYPERPARAMETER, Role.BATCH):
+        return "this is where it enters the run"
+    if not consumed:
+        return "nothing recorded before it differs"
+    names = _names(consumed)
+    tolerated = any(other.comparison.verdict is Verdict.WITHIN_TOLERANCE for other in consumed)
+    verb = "has" if len(consumed) == 1 else "have"
+    if tolerated:
+        return f"{names} differ{'s' if len(consumed) == 1 else ''} within tolerance"
+    return f"{names} {verb} the same bits on both sides"
+
+
+def _names(consumed: list[Node]) -> str:
+    roles = Counter(_name(other) for other in consumed)
+    if len(roles) > 3:
+        return f"all {len(consumed)} records that it consumed"
+    names = [name if count == 1 else f"{count} {name}" for name, count in roles.items()]
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _name(node: Node) -> str:
+    """Name a consumed record by what it is, with its slot where the role alone says too little."""
+    key = node.key
+    if key.role is Role.HYPERPARAMETER:
+        return "hyperparameters"
+    if key.phase is Phase.ACCUMULATE:
+        return f"main_grad {key.slot}"
+    return key.role.value

@@ -1,0 +1,169 @@
+"""From an alignment to a diagnosis: compare every pair, find the origins, apply the rules, give the verdict."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from mindspeed_precision.align.match import Alignment
+from mindspeed_precision.compare import Policy, compare_pair
+from mindspeed_precision.diagnose.coverage import coverage_of
+from mindspeed_precision.diagnose.divergence import find_origins
+from mindspeed_precision.diagnose.facts import Facts
+from mindspeed_precision.diagnose.graph import Graph, make_node
+from mindspeed_precision.diagnose.reported import reported_findings
+from mindspeed_precision.diagnose.rules import run_rules
+from mindspeed_precision.diagnose.scalars import loss_error, step_scalars
+from mindspeed_precision.dump.reader import Run
+from mindspeed_precision.records import (
+    Comparison,
+    Diagnosis,
+    Finding,
+    Phase,
+    Role,
+    Severity,
+    Side,
+    StepScalars,
+    Unmatched,
+    Verdict,
+)
+
+_GRADIENTS = {Role.WGRAD, Role.BGRAD, Role.REDUCED_GRAD}
+
+
+def gather_facts(baseline: Run, candidate: Run, alignment: Alignment, *, policy: Policy) -> Facts:
+    """Compare every pair and find where divergences start.
+
+    Raises:
+        DumpError: a payload that an index promises cannot be read.
+    """
+    comparisons = [
+        compare_pair(pair, policy=policy, baseline=baseline, candidate=candidate) for pair in alignment.pairs
+    ]
+    comparisons += _missing_gradients(baseline, candidate, alignment)
+    coordinates = {rank: candidate.ranks[rank].coordinates for rank in alignment.ranks}
+    nodes = [make_node(comparison, coordinates[comparison.pair.rank]) for comparison in comparisons]
+    graph = Graph(nodes, coordinates, _shared_names(baseline, candidate, alignment))
+    return Facts(
+        baseline=baseline,
+        candidate=candidate,
+        alignment=alignment,
+        policy=policy,
+        graph=graph,
+        origins=find_origins(graph),
+    )
+
+
+def _missing_gradients(baseline: Run, candidate: Run, alignment: Alignment) -> list[Comparison]:
+    """Turn gradients that one run alone has into comparisons: what is not trained is a divergence.
+
+    Only where the other run recorded gradients of that kind of other parameters: else they were not captured.
+    """
+    parameters = {
+        p.fqn for run in (baseline, candidate) for r in alignment.ranks for p in run.ranks[r].parameters
+    }
+    kinds = {(pair.key.phase, pair.key.role) for pair in alignment.pairs}
+    return [
+        Comparison(
+            pair=unmatched,
+            verdict=Verdict.MISSING,
+            metrics={},
+            reason=f"only the {unmatched.side.value} has it",
+        )
+        for unmatched in alignment.unmatched
+        if _is_gradient(unmatched, parameters) and (unmatched.key.phase, unmatched.key.role) in kinds
+    ]
+
+
+def _is_gradient(unmatched: Unmatched, parameters: set[str]) -> bool:
+    key = unmatched.key
+    accumulated = key.phase is Phase.ACCUMULATE and key.slot == "after"
+    return (key.role in _GRADIENTS or accumulated) and bool({key.fqn, f"{key.fqn}.weight"} & parameters)
+
+
+def _shared_names(baseline: Run, candidate: Run, alignment: Alignment) -> dict[str, frozenset[str]]:
+    """Return every declared parameter with the names of all that share its storage."""
+    groups: dict[str, set[str]] = {}
+    for run in (baseline, candidate):
+        for rank in alignment.ranks:
+            for parameter in run.ranks[rank].parameters:
+                first = parameter.tied_to or parameter.fqn
+                groups.setdefault(first, {first}).add(parameter.fqn)
+    return {name: frozenset(group) for group in groups.values() for name in group}
+
+
+def conclude(facts: Facts, findings: Sequence[Finding]) -> Diagnosis:
+    """Give the verdict on two runs.
+
+    Args:
+        facts: the comparisons and origins.
+        findings: of the rules, after replay.
+    """
+    comparisons = tuple(node.comparison for node in facts.graph.all.nodes)
+    scalars = step_scalars(facts)
+    findings = [*findings, *reported_findings(facts)]
+    return Diagnosis(
+        status=_status(facts, comparisons, findings, scalars),
+        baseline=str(facts.baseline.path),
+        candidate=str(facts.candidate.path),
+        origins=facts.origins,
+        findings=tuple(sorted(findings, key=_rank)),
+        coverage=coverage_of(facts),
+        scalars=scalars,
+        steps=facts.alignment.steps,
+        diverged=sum(node.diverges for node in facts.graph.divergent.nodes),
+        notes=(*_run_notes(facts), *facts.alignment.notes, *_policy_notes(facts.policy, scalars)),
+        unmatched=facts.alignment.unmatched,
+        policy=f"{facts.policy.name}: {facts.policy.title}",
+        decided=Counter(comparison.verdict for comparison in comparisons),
+        comparisons=comparisons,
+    )
+
+
+def find_causes(facts: Facts) -> list[Finding]:
+    """Apply every rule to the facts."""
+    return run_rules(facts)
+
+
+def _rank(finding: Finding) -> tuple[bool, int, float]:
+    """Order findings: proved first, then by severity and confidence."""
+    return not finding.proved_by_replay, list(Severity).index(finding.severity), -finding.confidence
+
+
+def _status(
+    facts: Facts,
+    comparisons: Sequence[Comparison],
+    findings: Iterable[Finding],
+    scalars: Sequence[StepScalars],
+) -> Verdict:
+    """Return the worst that is known; what was not exercised or not judged is never called aligned."""
+    limit, error = facts.policy.max_mean_relative_loss_error, loss_error(scalars)
+    if facts.origins or (limit is not None and error is not None and not error <= limit):
+        return Verdict.DIVERGED
+    ids = {finding.id for finding in findings}
+    if any(id_.startswith("vacuous.") for id_ in ids) or ids & {
+        "coverage.unmatched_records",
+        "coverage.not_judged",
+    }:
+        return Verdict.MISSING
+    tolerated = any(comparison.verdict is Verdict.WITHIN_TOLERANCE for comparison in comparisons)
+    return Verdict.WITHIN_TOLERANCE if tolerated else Verdict.IDENTICAL
+
+
+def _run_notes(facts: Facts) -> list[str]:
+    sides = ((Side.BASELINE, facts.baseline), (Side.CANDIDATE, facts.candidate))
+    return [f"{side.value}: {note}" for side, run in sides for note in run.notes]
+
+
+def _policy_notes(policy: Policy, scalars: Sequence[StepScalars]) -> list[str]:
+    """Say what the run-wide bound of the policy decided."""
+    if policy.max_mean_relative_loss_error is None:
+        return []
+    error = loss_error(scalars)
+    bound = (
+        f"policy {policy.name} allows a mean relative loss error of {policy.max_mean_relative_loss_error:g}"
+    )
+    if error is None or math.isnan(error):
+        return [f"{bound}, but no loss was recorded in both runs: not judged"]
+    return [f"{bound}; it is {error:.3g}"]

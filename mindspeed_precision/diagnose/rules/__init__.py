@@ -1,0 +1,18 @@
+"""Rules: facts in, findings out. One function each; importing a module registers its rules."""
+
+from __future__ import annotations
+
+from mindspeed_precision.diagnose.rules import (
+    configuration,
+    coverage,
+    entering,
+    gradients,
+    operations,
+    optimizer,
+    unknown,
+)
+from mindspeed_precision.diagnose.rules.registry import finding_ids, run_rules
+
+MODULES = (entering, gradients, operations, optimizer, configuration, coverage, unknown)
+
+__all__ = ["MODULES", "finding_ids", "run_rules"]

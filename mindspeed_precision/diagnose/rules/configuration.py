@@ -1,0 +1,127 @@
+"""Rules about what the two runs say of themselves: configuration, environment, versions, numerics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+from mindspeed_precision.diagnose.facts import Facts
+from mindspeed_precision.diagnose.rules.registry import rule
+from mindspeed_precision.dump.reader import Run
+from mindspeed_precision.records import Finding, Severity
+
+ARGUMENTS = (
+    "lr", "min_lr", "lr_*", "weight_decay*", "start_weight_decay", "end_weight_decay", "adam_*", "sgd_momentum",
+    "optimizer", "clip_grad", "seed", "data_parallel_random_init", "init_method_std", "micro_batch_size",
+    "global_batch_size", "rampup_batch_size", "seq_length", "train_iters", "params_dtype", "fp16", "bf16", "fp8*",
+    "loss_scale", "initial_loss_scale", "attention_dropout", "hidden_dropout", "attention_softmax_in_fp32",
+    "accumulate_allreduce_grads_in_fp32", "grad_reduce_in_bf16", "gradient_accumulation_fusion", "normalization",
+    "norm_epsilon", "layernorm_epsilon", "apply_layernorm_1p", "swiglu", "num_layers", "hidden_size",
+    "ffn_hidden_size", "num_attention_heads", "num_query_groups", "position_embedding_type", "rotary_*",
+    "untie_embeddings_and_output_weights", "masked_softmax_fusion", "bias_gelu_fusion", "bias_dropout_fusion",
+    "bias_swiglu_fusion", "apply_rope_fusion", "use_flash_attn", "transformer_impl", "attention_backend",
+    "calculate_per_token_loss", "eod_mask_loss", "reset_position_ids", "reset_attention_mask", "data_path", "split",
+    "num_experts", "moe_*", "recompute_*", "sequence_parallel", "use_distributed_optimizer", "deterministic_mode",
+)  # fmt: skip
+"""Arguments of Megatron that decide numbers (shell patterns); paths, ports and logging do not."""
+
+VARIABLES = (
+    "HCCL_*", "LCCL_*", "NCCL_*", "CUBLAS_*", "CUDA_DEVICE_MAX_CONNECTIONS", "NVIDIA_TF32_OVERRIDE", "NVTE_*",
+    "ATB_*", "CLOSE_*", "ASCEND_LAUNCH_BLOCKING", "PYTHONHASHSEED", "OMP_NUM_THREADS", "MKL_*", "ONEDNN_*",
+    "DNNL_*", "TORCHDYNAMO_DISABLE", "INF_NAN_MODE_*", "CUSTOM_MATMUL_SHUFFLE", "TASK_QUEUE_ENABLE",
+)  # fmt: skip
+"""Environment variables that decide numbers."""
+
+_MOST = 12
+
+
+@rule("config.differs")
+def configuration(facts: Facts) -> Iterable[Finding]:
+    """List the arguments that decide numbers and differ."""
+    one, two = (_arguments(run) for run in (facts.baseline, facts.candidate))
+    yield from _differences(
+        facts,
+        id_="config.differs",
+        what="arguments that decide numbers",
+        lines=_lines(one, two, ARGUMENTS),
+        remedy="make the arguments equal, or know why they are not",
+    )
+
+
+def _arguments(run: Run) -> Mapping[str, Any]:
+    """Return Megatron's arguments, or where a run has none its configuration objects as one table."""
+    config = run.manifest.get("config", {})
+    sections = ("optimizer_config", "ddp_config", "transformer_config", "megatron_args")
+    merged: dict[str, Any] = {}
+    for section in sections:
+        found = config.get(section) if isinstance(config, dict) else None
+        merged |= found if isinstance(found, dict) else {}
+    return merged
+
+
+@rule("env.differs")
+def environment(facts: Facts) -> Iterable[Finding]:
+    """List the environment variables, and the switches of the framework, that decide numbers and differ."""
+    lines = _lines(
+        _section(facts.baseline, "environment"), _section(facts.candidate, "environment"), VARIABLES
+    )
+    lines += _lines(_section(facts.baseline, "numerics"), _section(facts.candidate, "numerics"), ("*",))
+    yield from _differences(
+        facts,
+        id_="env.differs",
+        what="settings of the environment that decide numbers",
+        lines=lines,
+        remedy="launch both runs with the same environment (launch/*.sh)",
+    )
+
+
+@rule("env.versions_differ")
+def versions(facts: Facts) -> Iterable[Finding]:
+    """List the packages of which the runs used different versions."""
+    lines = _lines(_section(facts.baseline, "versions"), _section(facts.candidate, "versions"), ("*",))
+    lines += _lines(_section(facts.baseline, "framework"), _section(facts.candidate, "framework"), ("*",))
+    yield from _differences(
+        facts,
+        id_="env.versions_differ",
+        what="versions",
+        lines=lines,
+        remedy="use the same versions where bits must agree",
+    )
+
+
+def _section(run: Run, name: str) -> Mapping[str, Any]:
+    found = run.manifest.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _lines(one: Mapping[str, Any], two: Mapping[str, Any], patterns: Iterable[str]) -> list[str]:
+    """Return ``name: a in the baseline, b in the candidate`` for the entries that differ.
+
+    An entry that one side lacks counts only where the other one has a table of its own to lack it from.
+    """
+    wanted = tuple(patterns)
+    if not one or not two:
+        return []
+    return [
+        f"{name}: {_value(one, name)} in the baseline, {_value(two, name)} in the candidate"
+        for name in sorted({*one, *two})
+        if one.get(name) != two.get(name) and any(fnmatchcase(name, pattern) for pattern in wanted)
+    ]
+
+
+def _value(section: Mapping[str, Any], name: str) -> str:
+    return str(section[name]) if name in section else "not set"
+
+
+def _differences(facts: Facts, *, id_: str, what: str, lines: list[str], remedy: str) -> Iterable[Finding]:
+    if lines:
+        shown = [*lines[:_MOST], *([f"and {len(lines) - _MOST} more"] if len(lines) > _MOST else [])]
+        yield Finding(
+            id=id_,
+            severity=Severity.WARNING if facts.origins else Severity.INFO,
+            confidence=0.3 if facts.origins else 0.1,
+            title=f"{len(lines)} {what} differ" if len(lines) > 1 else f"different {what}",
+            evidence=tuple(shown),
+            remedy=remedy,
+        )

@@ -1,0 +1,134 @@
+"""Rules about what was not looked at: gaps, and answers that would be empty."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from mindspeed_precision.diagnose.coverage import gaps
+from mindspeed_precision.diagnose.facts import Facts, names
+from mindspeed_precision.diagnose.rules.registry import rule
+from mindspeed_precision.records import Finding, Pair, Phase, Role, Severity, Unmatched, Verdict
+
+_GRADIENTS = {Role.WGRAD, Role.BGRAD, Role.MAIN_GRAD, Role.REDUCED_GRAD}
+
+
+@rule("coverage.parameter_without_wgrad")
+def parameters_without_wgrad(facts: Facts) -> Iterable[Finding]:
+    """Name the trainable parameters whose dW was not seen in every microbatch of both runs."""
+    missing = [gap for gap in gaps(facts) if gap.fqn not in facts.trained_on_one_side]
+    if missing:
+        first = missing[0]
+        yield Finding(
+            id="coverage.parameter_without_wgrad",
+            severity=Severity.WARNING,
+            confidence=1.0,
+            title=f"dW of {len(missing)} trainable parameters was not seen in every microbatch: nothing is known of it",
+            evidence=(
+                names((gap.fqn for gap in missing), most=8),
+                f"first: {first.fqn}, rank {first.rank}, step {first.step}, microbatch {first.microbatch}, "
+                f"in the {first.side.value}",
+            ),
+            remedy="look at `patches check` and at the settings capture.wgrad and capture.rules of that run",
+        )
+
+
+@rule("coverage.unmatched_records")
+def unmatched(facts: Facts) -> Iterable[Finding]:
+    """Report records without a partner, grouped by what they are."""
+    alone = [u for u in facts.alignment.unmatched if not _about_frozen(facts, u)]
+    if not alone:
+        return
+    kinds = Counter(f"{u.key.phase.value}/{u.key.role.value} in the {u.side.value} only" for u in alone)
+    first = alone[0]
+    closest = f"; closest: {first.closest[0].describe()}" if first.closest else ""
+    yield Finding(
+        id="coverage.unmatched_records",
+        severity=Severity.WARNING,
+        confidence=1.0,
+        title=f"{len(alone)} records have no partner and were not compared",
+        evidence=(
+            *(f"{count} × {kind}" for kind, count in kinds.most_common(5)),
+            f"first: {first.key.describe()}{closest}",
+        ),
+        remedy="record both runs with the same settings of capture, and the same modules",
+        where=first.key,
+    )
+
+
+def _about_frozen(facts: Facts, unmatched: Unmatched) -> bool:
+    name = unmatched.key.fqn
+    return any(name in (parameter, parameter.rpartition(".")[0]) for parameter in facts.trained_on_one_side)
+
+
+@rule("coverage.not_judged")
+def not_judged(facts: Facts) -> Iterable[Finding]:
+    """Report pairs whose bits differ and of which the policy needs more than was recorded."""
+    nodes = [
+        node
+        for node in facts.graph.all.nodes
+        if node.comparison.verdict is Verdict.MISSING and isinstance(node.comparison.pair, Pair)
+    ]
+    if nodes:
+        first = min(nodes, key=lambda node: node.order)
+        yield Finding(
+            id="coverage.not_judged",
+            severity=Severity.WARNING,
+            confidence=1.0,
+            title=f"{len(nodes)} pairs whose bits differ could not be judged by the policy {facts.policy.name}",
+            evidence=(f"first: {first.key.describe()}", first.comparison.reason),
+            remedy="record both runs with --precision-debug-set capture.level=tensor, or use another policy",
+            where=first.key,
+        )
+
+
+@rule("vacuous.no_records", "vacuous.no_gradient", "vacuous.lr_zero")
+def vacuous(facts: Facts) -> Iterable[Finding]:
+    """Refuse to certify agreement of what the runs did not exercise."""
+    nodes = [node for node in facts.graph.all.nodes if node.key.step >= 0]
+    if not nodes:
+        yield _vacuous(
+            "vacuous.no_records", "no record of a training step was compared", "record at least one step"
+        )
+        return
+    gradients = [node for node in nodes if node.key.role in _GRADIENTS]
+    if not gradients:
+        yield _vacuous(
+            "vacuous.no_gradient",
+            "no gradient was compared: the backward pass is unseen",
+            "set capture.wgrad=true",
+        )
+    elif all(_zero(node.comparison.pair) for node in gradients):
+        yield _vacuous(
+            "vacuous.no_gradient",
+            "every compared gradient is zero",
+            "look at the loss, its mask and requires_grad",
+        )
+    rates = [node for node in nodes if node.key.phase is Phase.OPTIMIZER and node.key.slot == "lr"]
+    if rates and all(_value_zero(node.comparison.pair) for node in rates):
+        yield _vacuous(
+            "vacuous.lr_zero",
+            "the learning rate is zero in every compared step: no update was exercised",
+            "compare a step after the warm-up begins, or set a learning rate",
+        )
+
+
+def _vacuous(id_: str, title: str, remedy: str) -> Finding:
+    return Finding(
+        id=id_,
+        severity=Severity.WARNING,
+        confidence=1.0,
+        title=title,
+        evidence=("agreement here would prove nothing",),
+        remedy=remedy,
+    )
+
+
+def _zero(pair: Pair | Unmatched) -> bool:
+    records = (pair.baseline, pair.candidate) if isinstance(pair, Pair) else (pair.record,)
+    found = [(record.digest.statistics, record.numel) for record in records]
+    return all(statistics is not None and statistics.zeros == numel for statistics, numel in found)
+
+
+def _value_zero(pair: Pair | Unmatched) -> bool:
+    return isinstance(pair, Pair) and pair.baseline.value == 0 and pair.candidate.value == 0

@@ -1,0 +1,251 @@
+"""Rules about dW: the layout of the operands, a factor, a kernel, accumulation and reduction."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from mindspeed_precision.diagnose.facts import (
+    Facts,
+    Scale,
+    describe_factor,
+    describe_layout,
+    fqns,
+    names,
+    same_layout,
+    scale_of,
+)
+from mindspeed_precision.diagnose.rules.registry import rule
+from mindspeed_precision.records import Finding, Layout, Origin, Pair, Phase, Role, Severity, Side
+
+CONTIGUOUS_REMEDY = "wgrad_contiguous_operands"
+"""Name of the remedy (``patches/remedies.yaml``) that computes dW from ``grad_output.t().contiguous()``."""
+
+
+def _wgrad_origins(facts: Facts) -> list[Origin]:
+    return facts.origins_in(Phase.WGRAD, Role.WGRAD, Role.BGRAD)
+
+
+@rule("wgrad.scaled", "reduce.scaled")
+def scaled(facts: Facts) -> Iterable[Finding]:
+    """Find gradients that are a multiple of the baseline's although what they were computed from agrees."""
+    for phase, origins in (
+        ("wgrad", _wgrad_origins(facts)),
+        ("reduce", facts.origins_in(Phase.REDUCE, Role.REDUCED_GRAD)),
+    ):
+        groups: dict[str, list[tuple[Origin, Scale]]] = defaultdict(list)
+        for origin in origins:
+            scale = scale_of(origin.comparison)
+            if scale is not None:
+                groups[f"{scale.factor:.3g}"].append((origin, scale))
+        for members in groups.values():
+            yield _scaled_finding(facts, f"{phase}.scaled", members)
+
+
+def _scaled_finding(facts: Facts, id_: str, members: list[tuple[Origin, Scale]]) -> Finding:
+    first, scale = members[0]
+    what = "dW" if id_.startswith("wgrad") else "the reduced gradient"
+    source = "measured on the elements" if scale.measured else "from norm, minimum and maximum alone"
+    return Finding(
+        id=id_,
+        severity=Severity.ERROR,
+        confidence=0.95 if scale.measured else 0.7,
+        title=f"{what} of {first.key.fqn} is {scale.factor:.6g} times the baseline's",
+        evidence=(
+            f"candidate = {describe_factor(facts, scale.factor)} × baseline, the rest is rounding ({source})",
+            first.inputs,
+            f"same factor: {fqns(origin for origin, _ in members)}",
+        ),
+        remedy="candidate: look for a factor on this gradient: loss scale, 1 / number of microbatches, 1 / size of a group",
+        where=first.key,
+        explains=tuple(origin.key for origin, _ in members),
+    )
+
+
+@rule("wgrad.operand_layout", "wgrad.value")
+def operands(facts: Facts) -> Iterable[Finding]:
+    """Tell dW that differ because the GEMM saw its operands in another layout from those that do not."""
+    groups: dict[bool | None, list[Origin]] = defaultdict(list)
+    for origin in _wgrad_origins(facts):
+        if scale_of(origin.comparison) is None:
+            groups[_layouts_agree(facts, origin)].append(origin)
+    if groups[False]:
+        yield _operand_layout(facts, groups[False])
+    if groups[None]:
+        yield _value(facts, groups[None], confidence=0.4, layouts="the operands' layouts were not recorded")
+    if groups[True]:
+        yield _value(
+            facts, groups[True], confidence=0.7, layouts="the operands lay in memory in the same way"
+        )
+
+
+def _layouts_agree(facts: Facts, origin: Origin) -> bool | None:
+    """Tell whether all operands have one layout on both sides; None where that is not known."""
+    answers = [same_layout(pair.baseline.layout, pair.candidate.layout) for pair in facts.operands(origin)]
+    if False in answers:
+        return False
+    return True if answers and None not in answers else None
+
+
+def _operand_layout(facts: Facts, origins: list[Origin]) -> Finding:
+    first = origins[0]
+    differing = [
+        pair
+        for pair in facts.operands(first)
+        if same_layout(pair.baseline.layout, pair.candidate.layout) is False
+    ]
+    evidence = [first.inputs]
+    for pair in differing:
+        one, two = pair.baseline.layout, pair.candidate.layout
+        assert one is not None
+        assert two is not None
+        evidence.append(
+            f"{pair.key.role.value} {list(pair.baseline.shape)}: {describe_layout(one)} in the baseline, "
+            f"{describe_layout(two)} in the candidate"
+        )
+    if len(origins) > 1:
+        evidence.append(f"same cause: {fqns(origins[1:])}")
+    return Finding(
+        id="wgrad.operand_layout",
+        severity=Severity.ERROR,
+        confidence=0.9,
+        title="layout of a GEMM operand: the same numbers lie in memory in another order, so the kernel adds them "
+        "in another order",
+        evidence=tuple(evidence),
+        remedy=_layout_remedy(differing),
+        where=first.key,
+        explains=tuple(origin.key for origin in origins),
+    )
+
+
+def _layout_remedy(differing: list[Pair]) -> str:
+    """Return the setting that gives one side the other's layout, where there is one."""
+    for pair in differing:
+        if pair.key.role is not Role.GRAD_OUTPUT:
+            continue
+        for side, other, mine in (
+            (Side.CANDIDATE, pair.baseline.layout, pair.candidate.layout),
+            (Side.BASELINE, pair.candidate.layout, pair.baseline.layout),
+        ):
+            if _transposed(other) and not _transposed(mine):
+                return f"{side.value}: --precision-debug-set remedies=[{CONTIGUOUS_REMEDY}]"
+    return "make both runs hand the operand over in the same layout (.contiguous() at the same place)"
+
+
+def _transposed(layout: Layout | None) -> bool:
+    """Tell whether a matrix is seen through the transpose of a contiguous one."""
+    return layout is not None and not layout.contiguous and len(layout.stride) == 2 and layout.stride[0] == 1
+
+
+def _value(facts: Facts, origins: list[Origin], *, confidence: float, layouts: str) -> Finding:
+    first = origins[0]
+    return Finding(
+        id="wgrad.value",
+        severity=Severity.ERROR,
+        confidence=confidence,
+        title=f"dW of {first.key.fqn} is computed differently from the same operands",
+        evidence=(first.inputs, layouts, f"it concerns {fqns(origins)}"),
+        remedy="compare the kernels, their accumulation type and the determinism settings of both runs",
+        where=first.key,
+        explains=tuple(origin.key for origin in origins),
+    )
+
+
+@rule("wgrad.operand_value")
+def operand_value(facts: Facts) -> Iterable[Finding]:
+    """Find operands that differ although what the module received does not."""
+    origins = facts.origins_in(Phase.WGRAD, Role.GRAD_OUTPUT, Role.INPUT)
+    if origins:
+        first = origins[0]
+        yield Finding(
+            id="wgrad.operand_value",
+            severity=Severity.ERROR,
+            confidence=0.7,
+            title=f"the {first.key.role.value} that the wgrad GEMM of {first.key.fqn} saw is not what the module received",
+            evidence=(first.inputs, f"it concerns {fqns(origins)}"),
+            remedy="look at what happens between the module's boundary and its GEMM: gather, cast, saved activations",
+            where=first.key,
+            explains=tuple(origin.key for origin in origins),
+        )
+
+
+@rule("wgrad.accumulation", "wgrad.stale_main_grad")
+def accumulation(facts: Facts) -> Iterable[Finding]:
+    """Find gradient accumulators that start from, or add, something else."""
+    origins = facts.origins_in(Phase.ACCUMULATE, Role.MAIN_GRAD)
+    for slot, id_, title, remedy in (
+        (
+            "before",
+            "wgrad.stale_main_grad",
+            "does not start a microbatch from what the one before left",
+            "look at who clears or writes the gradient buffer between steps and microbatches",
+        ),
+        (
+            "after",
+            "wgrad.accumulation",
+            "gets another sum from the same dW",
+            "compare the dtype of the gradient buffer and how dW is added (fusion, accumulate_allreduce_grads_in_fp32)",
+        ),
+    ):
+        members = [origin for origin in origins if origin.key.slot == slot]
+        if members:
+            first = members[0]
+            yield Finding(
+                id=id_,
+                severity=Severity.ERROR,
+                confidence=0.8,
+                title=f"main_grad of {first.key.fqn} {title}",
+                evidence=(first.inputs, f"{first.comparison.reason}; it concerns {fqns(members)}"),
+                remedy=remedy,
+                where=first.key,
+                explains=tuple(origin.key for origin in members),
+            )
+
+
+@rule("reduce.value")
+def reduction(facts: Facts) -> Iterable[Finding]:
+    """Find gradients that differ after reduction although no rank's contribution does."""
+    origins = [o for o in facts.origins_in(Phase.REDUCE, Role.REDUCED_GRAD) if scale_of(o.comparison) is None]
+    if origins:
+        first = origins[0]
+        yield Finding(
+            id="reduce.value",
+            severity=Severity.ERROR,
+            confidence=0.75,
+            title=f"the reduction of the gradient of {first.key.fqn} gives another result from the same contributions",
+            evidence=(
+                first.inputs,
+                f"ranks {names(map(str, first.ranks), most=8)}; it concerns {fqns(origins)}",
+            ),
+            remedy="compare the collective's group, operation, dtype and algorithm (NCCL_ALGO, HCCL_DETERMINISTIC)",
+            where=first.key,
+            explains=tuple(origin.key for origin in origins),
+        )
+
+
+@rule("model.frozen_parameter")
+def frozen(facts: Facts) -> Iterable[Finding]:
+    """Find parameters that one run trains and the other does not."""
+    for side in Side:
+        members = [name for name, trained in facts.trained_on_one_side.items() if trained is side]
+        if not members:
+            continue
+        other = Side.CANDIDATE if side is Side.BASELINE else Side.BASELINE
+        explained = [o.key for o in facts.origins if facts.parameter_of(o.key) in members]
+        declared = [name for name in members if other in facts.declarations.get(name, {})]
+        untrained = [name for name in declared if not facts.declarations[name][other].trainable]
+        yield Finding(
+            id="model.frozen_parameter",
+            severity=Severity.ERROR,
+            confidence=0.97 if untrained else 0.85,
+            title=f"{names(members)} {'is' if len(members) == 1 else 'are'} trained in the {side.value} only",
+            evidence=(
+                f"requires_grad is False in the {other.value}"
+                if untrained
+                else f"the {other.value} declares it trainable, but no dW arrived",
+                f"dW recorded in the {side.value}, none in the {other.value}",
+            ),
+            remedy=f"{other.value}: set requires_grad on {names(members)}, and put it into an optimizer group",
+            where=next(iter(explained), None),
+            explains=tuple(explained),
+        )

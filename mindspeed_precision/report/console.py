@@ -1,0 +1,166 @@
+"""The verdict on a terminal: what a tired person must see first, first."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import sys
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TextIO
+
+from mindspeed_precision.records import Diagnosis, Finding, Severity, Verdict
+from mindspeed_precision.report import phrases
+from mindspeed_precision.report.loss_table import loss_table
+
+_LABEL = 10
+_MARGIN = 2
+_WIDEST = 110
+_STYLES = {
+    Verdict.IDENTICAL: "bold green",
+    Verdict.WITHIN_TOLERANCE: "bold green",
+    Verdict.DIVERGED: "bold red",
+    Verdict.MISSING: "bold yellow",
+    Verdict.INCOMPARABLE: "bold yellow",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """A labelled paragraph.
+
+    Attributes:
+        label: word in the margin; empty for a paragraph of its own.
+        lines: text; wrapped unless ``table``.
+        style: for terminals that have some.
+        table: lines are kept as they are.
+    """
+
+    label: str
+    lines: tuple[str, ...]
+    style: str = ""
+    table: bool = False
+
+
+def blocks(diagnosis: Diagnosis, files: Mapping[str, str]) -> list[Block]:
+    """Return what is shown of a diagnosis.
+
+    Args:
+        diagnosis: the answer.
+        files: what was written, name to path.
+    """
+    head = " ".join(filter(None, (phrases.verdict_sentence(diagnosis), phrases.scalars_sentence(diagnosis))))
+    shown = [Block(label="", lines=(head,), style=_STYLES[diagnosis.status])]
+    cause = _cause(diagnosis)
+    first = diagnosis.first_divergence
+    if first is not None:
+        name = f"{phrases.record_name(first.key)}   {phrases.ranks_text(first.ranks)}"
+        shown.append(Block(label="first", lines=(name, phrases.difference(first)), style="bold"))
+        shown.append(Block(label="inputs", lines=(first.inputs,)))
+    if cause is not None:
+        shown += _cause_blocks(cause, "cause", first.inputs if first else "")
+    shown.append(Block(label="also", lines=(phrases.others(diagnosis, cause),)))
+    rest = [finding for finding in diagnosis.findings if finding is not cause]
+    shown += [block for finding in rest for block in _other_blocks(finding)]
+    table = tuple(loss_table(diagnosis.scalars)) if diagnosis.status is Verdict.DIVERGED else ()
+    shown.append(Block(label="log", lines=table, table=True))
+    shown.append(Block(label="coverage", lines=(phrases.coverage_text(diagnosis),)))
+    shown.append(Block(label="policy", lines=(phrases.policy_text(diagnosis),)))
+    shown.append(Block(label="notes", lines=diagnosis.notes))
+    shown.append(Block(label="report", lines=tuple(files.values())))
+    return [block for block in shown if any(block.lines)]
+
+
+def _cause(diagnosis: Diagnosis) -> Finding | None:
+    """Return the best finding that accounts for the first divergence."""
+    first = diagnosis.first_divergence
+    if first is None:
+        return None
+    return next((finding for finding in diagnosis.findings if first.key in finding.explains), None)
+
+
+def _cause_blocks(finding: Finding, label: str, already_said: str) -> list[Block]:
+    certainty = "proved by replay" if finding.proved_by_replay else _certainty(finding)
+    lines = [f"{finding.title} ({certainty})  [{finding.id}]"]
+    lines += [f"  {line}" for line in finding.evidence if line != already_said]
+    replayed = finding.replay
+    shown = [Block(label=label, lines=tuple(lines), style="bold")]
+    if replayed is not None:
+        recipes = tuple(f"  {line}" for line in phrases.replay_lines(replayed))
+        shown.append(Block(label="", lines=recipes, table=True))
+        shown.append(Block(label="judgement", lines=(phrases.judgement(replayed),)))
+    shown.append(Block(label="remedy", lines=(finding.remedy,), style="bold"))
+    return shown
+
+
+def _other_blocks(finding: Finding) -> list[Block]:
+    if finding.severity is Severity.ERROR:
+        return _cause_blocks(finding, "cause", "")
+    detail = "; ".join(finding.evidence)
+    return [Block(label=finding.severity.value, lines=(f"{finding.title}: {detail}  [{finding.id}]",))]
+
+
+def _certainty(finding: Finding) -> str:
+    if finding.confidence >= 0.9:
+        return "near certain"
+    if finding.confidence >= 0.7:
+        return "likely"
+    return "possible" if finding.confidence > 0 else "unknown"
+
+
+def render(diagnosis: Diagnosis, files: Mapping[str, str] | None = None, *, width: int = _WIDEST) -> str:
+    """Return the verdict as plain text.
+
+    Args:
+        diagnosis: the answer.
+        files: what was written, name to path.
+        width: of the terminal, in characters.
+    """
+    return "\n".join(line for block in blocks(diagnosis, files or {}) for line in _plain(block, width)) + "\n"
+
+
+def _plain(block: Block, width: int) -> list[str]:
+    if not block.label and not block.table:
+        return [*textwrap.wrap(block.lines[0], width), ""]
+    lines = []
+    for number, text in enumerate(block.lines):
+        label = block.label if number == 0 else ""
+        margin = " " * _MARGIN + label.ljust(_LABEL)
+        inner = len(text) - len(text.lstrip())
+        indent = " " * (_MARGIN + _LABEL + inner)
+        first = margin + " " * inner
+        wrapped = (
+            [text.strip()]
+            if block.table
+            else textwrap.wrap(
+                text.strip(), max(width - len(indent), 40), break_long_words=False, break_on_hyphens=False
+            )
+        )
+        if block.table:
+            wrapped, indent, first = [text], "", margin
+        lines += [(first if position == 0 else indent) + part for position, part in enumerate(wrapped)]
+    return lines
+
+
+def show(
+    diagnosis: Diagnosis, files: Mapping[str, str] | None = None, *, stream: TextIO | None = None
+) -> None:
+    """Print the verdict: coloured on a terminal where rich is installed, else plain."""
+    out = stream or sys.stdout
+    width = min(shutil.get_terminal_size((_WIDEST, 40)).columns, _WIDEST)
+    if not out.isatty() or importlib.util.find_spec("rich") is None:
+        out.write(render(diagnosis, files, width=width))
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(file=out, highlight=False, soft_wrap=True)
+    for block in blocks(diagnosis, files or {}):
+        for number, line in enumerate(_plain(block, width)):
+            text = Text(line, style=block.style if number == 0 else "")
+            if block.label and number == 0:
+                text = Text(line[: _MARGIN + _LABEL], style="cyan") + Text(
+                    line[_MARGIN + _LABEL :], style=block.style
+                )
+            console.print(text)

@@ -1,0 +1,228 @@
+"""Facts of a diagnosis as phrases; the console, and later reports, are made of them."""
+
+from __future__ import annotations
+
+from mindspeed_precision.records import (
+    INIT_STEP,
+    NO_MICROBATCH,
+    Diagnosis,
+    Finding,
+    Origin,
+    Pair,
+    Phase,
+    RecordKey,
+    Replay,
+    Role,
+    Side,
+    Verdict,
+)
+from mindspeed_precision.report.loss_table import first_difference, recorded
+
+_PHASES = {
+    Phase.INIT: "in the initial parameters",
+    Phase.BATCH: "in the data",
+    Phase.FPROP: "in the forward pass",
+    Phase.LOSS: "in the loss",
+    Phase.DGRAD: "in the backward pass",
+    Phase.WGRAD: "in the backward pass",
+    Phase.ACCUMULATE: "in gradient accumulation",
+    Phase.REDUCE: "in gradient reduction",
+    Phase.CLIP: "in gradient clipping",
+    Phase.OPTIMIZER: "in the optimizer",
+}
+_ROLES = {Role.WGRAD: "wgrad (dW)", Role.BGRAD: "bgrad (gradient of the bias)", Role.PARAM: "parameter"}
+_SHORT_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+
+
+def verdict_sentence(diagnosis: Diagnosis) -> str:
+    """Return the first line: the verdict, and where."""
+    first = diagnosis.first_divergence
+    compared = f"{_count(len(diagnosis.comparisons), 'record')} of {_steps(diagnosis.steps)}"
+    if diagnosis.status is Verdict.IDENTICAL:
+        return f"IDENTICAL: {compared} have the same bits."
+    if diagnosis.status is Verdict.WITHIN_TOLERANCE:
+        return f"WITHIN TOLERANCE: {compared} agree, though not all bit for bit."
+    if diagnosis.status is Verdict.MISSING:
+        return "NOT CERTIFIED: nothing that was compared differs, but not enough was compared to say that the runs agree."
+    if first is None:
+        return "DIVERGED: every record is within tolerance, but the loss over the steps is not."
+    return f"DIVERGED {_moment(first.key)}."
+
+
+def _moment(key: RecordKey) -> str:
+    if key.step == INIT_STEP:
+        return f"before the first step, {_PHASES[key.phase]}"
+    microbatch = f", microbatch {key.microbatch}" if key.microbatch != NO_MICROBATCH else ""
+    return f"at step {key.step}{microbatch}, {_PHASES[key.phase]}"
+
+
+def scalars_sentence(diagnosis: Diagnosis) -> str:
+    """Say whether loss and grad norm agree at the first divergence, and from when they differ."""
+    first = diagnosis.first_divergence
+    known = {
+        name: text
+        for name, text in (("loss", "loss"), ("grad_norm", "grad norm"))
+        if recorded(diagnosis.scalars, name)
+    }
+    if first is None or not known:
+        return ""
+    since = {text: first_difference(diagnosis.scalars, name) for name, text in known.items()}
+    agree = [text for text, step in since.items() if step is None or step > first.key.step]
+    still = (
+        f"{' and '.join(agree).capitalize()} still agree{'s' if len(agree) == 1 else ''} there"
+        if agree
+        else ""
+    )
+    differ = [f"the {text} differs from step {step}" for text, step in since.items() if step is not None]
+    never = [
+        f"the {text} never differs in the compared steps" for text, step in since.items() if step is None
+    ]
+    sentence = "; ".join(filter(None, (still, ", ".join(differ + never))))
+    return f"{sentence[:1].upper()}{sentence[1:]}." if sentence else ""
+
+
+def record_name(key: RecordKey) -> str:
+    """Name a record by what it is."""
+    slot = f" [{key.slot}]" if key.slot else ""
+    call = f" (call {key.occurrence})" if key.occurrence else ""
+    redo = " (recomputed)" if key.recomputed else ""
+    return f"{key.fqn or '(model)'}   {_ROLES.get(key.role, key.role.value)}{slot}{call}{redo}"
+
+
+def ranks_text(ranks: tuple[int, ...]) -> str:
+    """Name ranks."""
+    shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
+
+
+def difference(origin: Origin) -> str:
+    """Say in one line by how much the two sides differ."""
+    comparison = origin.comparison
+    metrics = comparison.metrics
+    if not isinstance(comparison.pair, Pair) or comparison.verdict is Verdict.INCOMPARABLE:
+        return comparison.reason
+    if metrics.get("elements") == 1:
+        one, two = comparison.pair.baseline.value, comparison.pair.candidate.value
+        return f"{one:.10g} in the baseline, {two:.10g} in the candidate"
+    if "mismatched" in metrics:
+        return _element_difference(metrics, comparison.pair.candidate.dtype)
+    order = "the same elements in another order" if metrics.get("permutation") else "bits differ"
+    change = metrics.get("norm_change")
+    if change is None:
+        return f"{order} (fingerprints only)"
+    norm = (
+        "the norm is the same in every digit" if change == 0 else f"the norm moves by {change:.1e} (relative)"
+    )
+    return f"{order}; {norm}; the elements themselves were not kept"
+
+
+def _element_difference(metrics: object, dtype: str) -> str:
+    assert isinstance(metrics, dict)
+    text = f"{_grouped(metrics['mismatched'])} of {_grouped(metrics['elements'])} elements differ"
+    if "max_ulp" in metrics:
+        text += f", by at most {_grouped(metrics['max_ulp'])} {_SHORT_DTYPES.get(dtype, dtype)} ulp"
+    text += f"; relative {metrics['rel_frobenius']:.1e}" if "rel_frobenius" in metrics else ""
+    worst, whole = metrics.get("worst_rows_rel_err", 0.0), metrics.get("rel_frobenius", 0.0)
+    if worst > 10 * whole > 0:
+        last = metrics["worst_rows_first"] + metrics["worst_rows_count"] - 1
+        text += f", but {worst:.1e} in rows {metrics['worst_rows_first']} to {last}"
+    return text
+
+
+def replay_lines(replay: Replay) -> list[str]:
+    """Say which recipe gives which side bit for bit."""
+    both = [
+        r for r in replay.recipes if r.recorded_for or 0 in (r.baseline_mismatched, r.candidate_mismatched)
+    ]
+    width = max((len(recipe.recipe) for recipe in both), default=0)
+    lines = []
+    for recipe in both:
+        hits = [
+            side.value
+            for side, count in (
+                (Side.BASELINE, recipe.baseline_mismatched),
+                (Side.CANDIDATE, recipe.candidate_mismatched),
+            )
+            if count == 0
+        ]
+        if hits:
+            outcome = f"gives the {' and the '.join(hits)}'s dW bit for bit"
+        else:
+            counts = f"{_grouped(recipe.baseline_mismatched)} and {_grouped(recipe.candidate_mismatched)}"
+            outcome = f"gives neither side: {counts} elements differ"
+        lines.append(f"{recipe.recipe.ljust(width)}   {outcome}")
+    return lines
+
+
+def judgement(replay: Replay) -> str:
+    """Say which side is further from float64, or that neither is wrong."""
+    one, two = replay.baseline_error, replay.candidate_error
+    if max(one, two) <= 1.5 * min(one, two):
+        share = f"{one:.1e}" if f"{one:.1e}" == f"{two:.1e}" else f"{one:.2e} and {two:.2e}"
+        return f"both are equally far from float64 ({share}): neither is wrong, but they must be the same"
+    worse, name = (one, "baseline") if one > two else (two, "candidate")
+    return f"the {name} is further from float64 ({worse:.1e} against {min(one, two):.1e}): suspect the {name}"
+
+
+def others(diagnosis: Diagnosis, cause: Finding | None) -> str:
+    """Say what else is an origin, and how much only follows."""
+    if diagnosis.first_divergence is None:
+        return ""
+    same = [o for o in diagnosis.origins[1:] if cause is not None and o.key in cause.explains]
+    rest = len(diagnosis.origins) - 1 - len(same)
+    parts = []
+    if same:
+        steps = sorted({origin.key.step for origin in same})
+        where = "before the first step" if steps == [INIT_STEP] else f"at {_steps(tuple(steps))}"
+        parts.append(f"{len(same)} more {_kind(same)} {where}, same cause")
+    parts.append(f"{_count(rest, 'other origin')}" if rest else "no other origin")
+    follow = diagnosis.diverged - sum(len(origin.ranks) for origin in diagnosis.origins)
+    if follow > 0:
+        parts.append(
+            f"{_grouped(follow)} more records differ only because of {'these' if len(diagnosis.origins) > 1 else 'it'}"
+        )
+    return "; ".join(parts)
+
+
+def _kind(origins: list[Origin]) -> str:
+    roles = {origin.key.role for origin in origins}
+    if roles == {Role.WGRAD}:
+        return "dW"
+    return f"{roles.pop().value} records" if len(roles) == 1 else "records"
+
+
+def coverage_text(diagnosis: Diagnosis) -> str:
+    """Say what was looked at."""
+    coverage = diagnosis.coverage
+    text = (
+        f"{coverage.parameters_with_wgrad} of {coverage.parameters} parameters have dW; "
+        f"{_grouped(coverage.matched)} of {_grouped(coverage.records)} records matched"
+    )
+    return text + (f", {coverage.unmatched} without a partner" if coverage.unmatched else "")
+
+
+def policy_text(diagnosis: Diagnosis) -> str:
+    """Say which policy decided, and what."""
+    counts = [
+        f"{_grouped(diagnosis.decided[v])} {v.value.replace('_', ' ')}"
+        for v in Verdict
+        if diagnosis.decided.get(v)
+    ]
+    return f"{diagnosis.policy} ({', '.join(counts)})"
+
+
+def _steps(steps: tuple[int, ...]) -> str:
+    if len(steps) == 1:
+        return f"step {steps[0]}"
+    if steps and steps == tuple(range(steps[0], steps[-1] + 1)):
+        return f"steps {steps[0]} to {steps[-1]}"
+    return f"{len(steps)} steps"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{_grouped(number)} {noun}{'' if number == 1 else 's'}"
+
+
+def _grouped(number: float) -> str:
+    """Write an integer with a space between thousands."""
+    return f"{int(number):,}".replace(",", " ")

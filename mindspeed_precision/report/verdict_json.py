@@ -1,0 +1,118 @@
+"""``verdict.json``: the contract for machines, schema 1."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict
+from typing import Any
+
+from mindspeed_precision.records import Diagnosis, Finding, Origin, Replay
+
+SCHEMA = 1
+
+
+def verdict(diagnosis: Diagnosis) -> dict[str, Any]:
+    """Return the diagnosis as plain data.
+
+    Args:
+        diagnosis: the answer.
+
+    Returns:
+        ``schema``, ``status``, ``runs``, ``first_divergence``, ``findings``, ``coverage`` as the design fixes them,
+        and beside them ``origins``, ``scalars``, ``steps``, ``policy``, ``decided``, ``diverged``, ``notes``.
+        Numbers that JSON lacks are the texts ``nan``, ``inf`` and ``-inf``.
+    """
+    first = diagnosis.first_divergence
+    plain = {
+        "schema": SCHEMA,
+        "status": diagnosis.status.value,
+        "runs": {"baseline": diagnosis.baseline, "candidate": diagnosis.candidate},
+        "first_divergence": None if first is None else _origin(first),
+        "findings": [_finding(finding) for finding in diagnosis.findings],
+        "coverage": asdict(diagnosis.coverage),
+        "origins": [_origin(origin) for origin in diagnosis.origins],
+        "scalars": [asdict(row) for row in diagnosis.scalars],
+        "steps": list(diagnosis.steps),
+        "policy": diagnosis.policy,
+        "decided": {verdict.value: count for verdict, count in diagnosis.decided.items()},
+        "diverged": diagnosis.diverged,
+        "notes": list(diagnosis.notes),
+    }
+    cleaned = _jsonable(plain)
+    assert isinstance(cleaned, dict)
+    return cleaned
+
+
+def verdict_text(diagnosis: Diagnosis) -> str:
+    """Return the content of ``verdict.json``."""
+    return json.dumps(verdict(diagnosis), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def _origin(origin: Origin) -> dict[str, Any]:
+    key = origin.key
+    return {
+        "step": key.step,
+        "microbatch": key.microbatch,
+        "phase": key.phase.value,
+        "fqn": key.fqn,
+        "role": key.role.value,
+        "slot": key.slot,
+        "occurrence": key.occurrence,
+        "ranks": list(origin.ranks),
+        "origin": True,
+        "verdict": origin.comparison.verdict.value,
+        "reason": origin.comparison.reason,
+        "inputs": origin.inputs,
+        "propagated": origin.propagated,
+        "metrics": dict(origin.comparison.metrics),
+    }
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    return {
+        "id": finding.id,
+        "severity": finding.severity.value,
+        "confidence": finding.confidence,
+        "title": finding.title,
+        "evidence": list(finding.evidence),
+        "remedy": finding.remedy,
+        "proved_by_replay": finding.proved_by_replay,
+        "where": None if finding.where is None else finding.where.describe(),
+        "explains": len(finding.explains),
+        "replay": None if finding.replay is None else _replay(finding.replay),
+    }
+
+
+def _replay(replay: Replay) -> dict[str, Any]:
+    return {
+        "record": replay.key.describe(),
+        "rank": replay.rank,
+        "elements": replay.elements,
+        "environment": replay.environment,
+        "recipes": [
+            {
+                "recipe": recipe.recipe,
+                "baseline_mismatched": recipe.baseline_mismatched,
+                "candidate_mismatched": recipe.candidate_mismatched,
+                "recorded_for": [side.value for side in recipe.recorded_for],
+            }
+            for recipe in replay.recipes
+        ],
+        "baseline_error": replay.baseline_error,
+        "candidate_error": replay.candidate_error,
+        "proved": replay.proved,
+    }
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {str(key): _jsonable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_jsonable(item) for item in value]
+    return value
+
+
+__all__ = ["SCHEMA", "verdict", "verdict_text"]
