@@ -60,7 +60,8 @@ class PatchDeclaration:
         why: why the product needs it.
         requires: ``module>=1.0,<2.0``; outside, the patch is not applicable.
         optional: an absent target is not an error.
-        opaque: the target may be wrapped already and report ``(*args, **kwargs)``.
+        opaque: the target may be wrapped already and report ``(*args, **kwargs)``, or be compiled and report
+            nothing.
         if_loaded: only patched when its module is imported already (importing it would have side effects).
         called: when it must have been called at the latest.
         any_of: patches that share this label stand in for each other: one call of any of them will do.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -50,12 +50,18 @@ def set_attribute(parent: Any, name: str, value: Any) -> None:
         namespace[name] = value
 
 
-def module_bindings() -> Iterator[tuple[str, dict[str, Any], str, Any]]:
-    """Yield module name, dictionary, attribute and value of everything bound in ``sys.modules``."""
+def module_bindings(wanted: Collection[int]) -> Iterator[tuple[str, dict[str, Any], str, Any]]:
+    """Yield module name, dictionary, attribute, value of what ``sys.modules`` binds whose ``id`` is wanted.
+
+    Identity, because foreign objects may answer ``==`` in ways of their own (arrays do).
+    """
+    wanted = frozenset(wanted)
     for module_name, module in list(sys.modules.items()):
         namespace = namespace_of(module)
-        if namespace is not None:
-            for attribute, value in list(namespace.items()):
+        if namespace is None or wanted.isdisjoint(map(id, list(namespace.values()))):
+            continue
+        for attribute, value in list(namespace.items()):
+            if id(value) in wanted:
                 yield module_name, namespace, attribute, value
 
 
@@ -95,9 +101,11 @@ def _inner(layer: Any) -> Iterator[Any]:
     if isinstance(layer, (staticmethod, classmethod)):
         yield layer.__func__
         return
-    wrapped = getattr(layer, "__wrapped__", None)
-    if wrapped is not None:
-        yield wrapped
+    # _self_parent: what getattr(cls, name) gives of a wrapt wrapper is bound, and only that leads back to it.
+    for link in ("__wrapped__", "_self_parent"):
+        inner = getattr(layer, link, None)
+        if inner is not None:
+            yield inner
     if isinstance(layer, functools.partial):
         yield layer.func
     yield from map(_content, getattr(layer, "__closure__", None) or ())

@@ -140,7 +140,7 @@ def _check_signature(declaration: PatchDeclaration, raw: Any) -> None:
     try:
         found = parameters_found(raw)
     except (TypeError, ValueError) as error:
-        if declaration.opaque:  # an extension module's function shows none
+        if declaration.opaque and callable(raw):  # an extension module's function shows none
             return
         raise _UnresolvedError(
             Outcome.SIGNATURE, f"{declaration.target} has no signature: {error}"

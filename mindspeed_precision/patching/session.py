@@ -160,9 +160,8 @@ class PatchSession:
             installation.active = False
             _restore(installation)
         originals = {id(i.wrapper): self._original(i) for i in self._installations if i.wrapper is not None}
-        for _, namespace, attribute, value in module_bindings():
-            if id(value) in originals:
-                namespace[attribute] = originals[id(value)]
+        for _, namespace, attribute, value in module_bindings(originals):
+            namespace[attribute] = originals[id(value)]
         notes = tuple(f"{i.declaration.name}: {i.note}" for i in self._installations if i.note)
         for note in notes:
             _LOG.warning("patch left in place: %s", note)
@@ -239,11 +238,10 @@ class PatchSession:
     def _sweep_in(self) -> None:
         """Replace what other modules bound by ``from x import f`` before us."""
         tops = {id(self._original(i)): i for i in self._installations if not isinstance(i.parent, type)}
-        for module, namespace, attribute, value in module_bindings():
-            installation = tops.get(id(value))
-            if installation is not None:
-                namespace[attribute] = installation.wrapper
-                installation.aliases.append((module, namespace, attribute))
+        for module, namespace, attribute, value in module_bindings(tops):
+            installation = tops[id(value)]
+            namespace[attribute] = installation.wrapper
+            installation.aliases.append((module, namespace, attribute))
 
     def _audit_one(self, installation: _Installation) -> PatchAudit:
         status, problem = Status.UNDONE, ""

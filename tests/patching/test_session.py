@@ -210,8 +210,14 @@ def test_signature_alternatives_and_opaque(victim):
         session(declare()).install()
     with session(declare(opaque=True)):
         assert victim.scale(1) == 1
-    with pytest.raises(PatchError, match="signature"):
-        session(declare("builtins:dict", "(x)", name="builtin", opaque=True)).install()
+    victim.silent = min  # compiled, has no signature
+    with pytest.raises(PatchError, match="has no signature"):
+        session(declare("toy_victim:silent", "(x)")).install()
+    with session(declare("toy_victim:silent", "(x)", opaque=True)):
+        assert victim.silent(3, 2) == 2
+    victim.silent = 7
+    with pytest.raises(PatchError, match="has no signature"):
+        session(declare("toy_victim:silent", "(x)", opaque=True)).install()
 
 
 @pytest.mark.parametrize(
@@ -375,6 +381,15 @@ def test_covered_is_healthy_and_not_buried(victim, cover, caplog):
     (line,) = patches.audit()
     assert line.status is Status.UNDONE
     assert "was set over toy_victim:scale and stays" in line.note
+
+
+def test_covered_static_method_that_was_read_by_getattr(victim):
+    """What getattr gives of a wrapped static method is bound, and wraps the original, not our wrapper."""
+    with session(declare("toy_victim:Base.backward", "(ctx, grad_output)")) as patches:
+        victim.Base.backward = wraps(victim.Base.backward)
+        assert patches.audit()[0].status is Status.COVERED
+        victim.Base.backward(1, 2)
+        assert patches.audit()[0].calls == 1
 
 
 def test_hidden_but_called_is_covered(victim):
