@@ -45,8 +45,8 @@ class Alignment:
 def align(baseline: Run, candidate: Run) -> Alignment:
     """Pair the records of two runs.
 
-    Only steps that are whole on all ranks of both runs are compared. Records of recomputed activations that one
-    run alone has are no loss: recomputation is a setting. The runs may keep different levels of detail.
+    Only steps that are whole on all ranks of both runs are compared. Records of recomputed activations that
+    one run alone has are no loss: recomputation is a setting. The runs may keep different levels of detail.
 
     Raises:
         IncomparableError: the parallel layouts or the models differ, or no rank or step is common.
@@ -96,7 +96,8 @@ def _repeated(baseline: RankRecords, candidate: RankRecords) -> list[str]:
         twice = [key for key, count in keys.items() if count > 1]
         if twice:
             notes.append(
-                f"{len(twice)} keys occur more than once on rank {rank.coordinates.rank} of the {side.value}, "
+                f"{len(twice)} keys occur more than once on rank {rank.coordinates.rank} of the "
+                f"{side.value}, "
                 f"only their last record is compared: {twice[0].describe()}"
             )
     return notes

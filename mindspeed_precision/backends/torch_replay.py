@@ -1,8 +1,9 @@
-"""Recompute one dW from captured operands with torch: a process of its own, so that comparing never imports torch.
+"""Recompute one dW with torch: a process of its own, so that comparing never imports torch.
 
-``python -m mindspeed_precision.backends.torch_replay JOB.json`` reads a job (``diagnose.replay`` writes it) and
-writes its answer beside it. Operands are rebuilt with the strides that they had, since that is what chooses the
-kernel's order of summation.
+``python -m mindspeed_precision.backends.torch_replay JOB.json`` reads a job (``diagnose.replay`` writes it)
+and
+writes its answer beside it. Operands are rebuilt with the strides that they had, since that is what chooses
+the kernel's order of summation.
 """
 
 from __future__ import annotations
@@ -32,14 +33,15 @@ def replay(job: Mapping[str, Any], directory: Path) -> dict[str, Any]:
     """Compute dW by every recipe of a job.
 
     Args:
-        job: ``dtype``; ``tensors`` (names of files of raw bits: ``grad_output`` [N, O], ``input`` [N, I], and dW
+        job: ``dtype``; ``tensors`` (names of files of raw bits: ``grad_output`` [N, O], ``input`` [N, I], and
+        dW
             of both sides [O, I]); ``recipes``, each with ``method``, the ``layouts`` of both operands, and
             ``numerics``.
         directory: where the files are.
 
     Returns:
-        ``recipes`` (mismatched elements against each side), ``errors`` (relative Frobenius distance of each side
-        to float64), ``torch`` (version).
+        ``recipes`` (mismatched elements against each side), ``errors`` (relative Frobenius distance of each
+        side to float64), ``torch`` (version).
     """
     tensors = {name: _load(directory / file, job["dtype"]) for name, file in job["tensors"].items()}
     grad_output, received = tensors["grad_output"], tensors["input"]
@@ -62,7 +64,7 @@ def _load(path: Path, dtype: str) -> torch.Tensor:
 
 
 def _lay_out(values: torch.Tensor, layout: Mapping[str, Any]) -> torch.Tensor:
-    """Return ``values`` with the strides and the offset of ``layout``; dimensions of stride 0 are expanded."""
+    """Return ``values`` with the strides and the offset of ``layout``; stride 0 expands a dimension."""
     stride = layout["stride"]
     sizes = [1 if step == 0 else size for size, step in zip(values.shape, stride, strict=True)]
     last = sum((size - 1) * step for size, step in zip(sizes, stride, strict=True))

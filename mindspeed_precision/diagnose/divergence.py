@@ -38,7 +38,7 @@ def find_origins(graph: Graph) -> tuple[Origin, ...]:
 
 
 def _roots(divergent: list[Node], parents: dict[Node, Node | None]) -> dict[Node, Node]:
-    """Follow explanations to their end; a circle (which only unknown dataflow can close) ends at its first record."""
+    """Follow explanations to their end; a circle (unknown dataflow) ends at its first record."""
     roots: dict[Node, Node] = {}
     for start in divergent:
         path: list[Node] = []
@@ -91,4 +91,4 @@ def _name(node: Node) -> str:
         return "hyperparameters"
     if key.phase is Phase.ACCUMULATE:
         return f"main_grad {key.slot}"
-    return key.role.value
+    return str(key.role.value)

@@ -87,9 +87,9 @@ class Facts:
         for origin in self.origins:
             pair = origin.comparison.pair
             if not isinstance(pair, Pair) and origin.key.role in (Role.WGRAD, Role.BGRAD):
-                name = self.parameter_of(origin.key)
-                if name is not None:
-                    found.setdefault(name, pair.side)
+                parameter = self.parameter_of(origin.key)
+                if parameter is not None:
+                    found.setdefault(parameter, pair.side)
         return found
 
     def parameter_of(self, key: RecordKey) -> str | None:
@@ -175,7 +175,8 @@ class Scale:
 def scale_of(comparison: Comparison) -> Scale | None:
     """Recognise a tensor that is a multiple of the other side's, beyond what rounding can do.
 
-    With elements: what is left after the best factor (α = ⟨a, b⟩ / ⟨a, a⟩) is rounding, and α is many standard
+    With elements: what is left after the best factor (α = ⟨a, b⟩ / ⟨a, a⟩) is rounding, and α is many
+    standard
     errors away from 1 (anchors: the scale fit). Without: norm, minimum and maximum move by one factor.
     """
     metrics = comparison.metrics

@@ -30,7 +30,8 @@ class Node:
         rank: its rank.
         seq: its place in the rank's execution order, in the baseline where it has the record.
         bits: fingerprints on both sides; None where one side lacks the record.
-        moment: place within its step and microbatch over all ranks: forward through the pipeline, then backward.
+        moment: place within its step and microbatch over all ranks: forward through the pipeline, then
+        backward.
     """
 
     comparison: Comparison

@@ -1,4 +1,4 @@
-"""From an alignment to a diagnosis: compare every pair, find the origins, apply the rules, give the verdict."""
+"""From an alignment to a diagnosis: compare every pair, find the origins, apply the rules, conclude."""
 
 from __future__ import annotations
 

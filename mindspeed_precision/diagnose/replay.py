@@ -1,6 +1,7 @@
 """Prove a cause: recompute dW from its captured operands, and see which recipe gives which run bit for bit.
 
-This module only prepares the job and reads the answer; ``backends.torch_replay`` computes, as a process of its own.
+This module only prepares the job and reads the answer; ``backends.torch_replay`` computes, as a process of
+its own.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _IDS = ("wgrad.operand_layout", "wgrad.value")
 
 
 def prove_by_replay(facts: Facts, findings: Sequence[Finding]) -> list[Finding]:
-    """Replay the first dW that each finding about a GEMM accounts for, and say in the finding what came of it."""
+    """Replay the first dW that each finding about a GEMM accounts for; the finding says what came of it."""
     return [_prove(facts, finding) if finding.id in _IDS else finding for finding in findings]
 
 
@@ -105,7 +106,8 @@ def _gemm(facts: Facts, origin: Origin) -> _Gemm:
         raise ReplayError(
             "the elements of the operands were not kept",
             where=where,
-            remedy="to prove it, rerun both with --precision-debug-config capture_window.yaml and compare again",
+            remedy="to prove it, rerun both with --precision-debug-config capture_window.yaml and "
+            "compare again",
         )
     for pair in (gemm.grad_output, gemm.received):
         if pair.baseline.digest.fingerprint != pair.candidate.digest.fingerprint:
@@ -158,7 +160,7 @@ def _run(facts: Facts, gemm: _Gemm) -> Replay:
 
 
 def _recipes(facts: Facts, gemm: _Gemm) -> list[_Recipe]:
-    """Return the recipes to try: what each side recorded, the two usual ones, and other ways to accumulate."""
+    """Return the recipes to try: what each side recorded, the two usual ones, other ways to accumulate."""
     numerics = {side: _numerics(facts, side) for side in Side}
     settings = (
         list(numerics.values())
@@ -225,8 +227,11 @@ def _expression(gemm: _Gemm, left: Layout, right: Layout) -> str:
     """Write the GEMM as a person would have written it to get these layouts."""
     rows, columns = gemm.grad_output.candidate.shape
     width = gemm.received.candidate.shape[1]
-    known_left = {(columns, 1): "grad_output.t()", (1, rows): "grad_output.t().contiguous()"}
-    known_right = {(width, 1): "input", (1, rows): "input.t().contiguous().t()"}
+    known_left: dict[tuple[int, ...], str] = {
+        (columns, 1): "grad_output.t()",
+        (1, rows): "grad_output.t().contiguous()",
+    }
+    known_right: dict[tuple[int, ...], str] = {(width, 1): "input", (1, rows): "input.t().contiguous().t()"}
     one = known_left.get(tuple(left.stride), f"grad_output{list(left.stride)}.t()")
     two = known_right.get(tuple(right.stride), f"input{list(right.stride)}")
     offsets = (
@@ -238,7 +243,7 @@ def _expression(gemm: _Gemm, left: Layout, right: Layout) -> str:
 
 
 def _job(facts: Facts, gemm: _Gemm, recipes: Iterable[_Recipe], directory: Path) -> dict[str, Any]:
-    """Write the elements beside the job; the operands have the same bits on both sides, the baseline's are taken."""
+    """Write the elements beside the job; operands have the same bits on both sides, so the baseline's do."""
     one, two = facts.baseline.ranks[gemm.rank], facts.candidate.ranks[gemm.rank]
     tensors = {
         "grad_output": one.payload(gemm.grad_output.baseline),

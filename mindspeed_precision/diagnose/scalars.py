@@ -13,8 +13,8 @@ from mindspeed_precision.records import NO_MICROBATCH, Phase, RecordKey, Role, S
 def step_scalars(facts: Facts) -> tuple[StepScalars, ...]:
     """Return loss and grad norm of every compared step; None where a run did not record it.
 
-    The loss is what the log prints (the record of the whole step), from the first rank that has it; where there is
-    none, the mean over the first rank's microbatches.
+    The loss is what the log prints (the record of the whole step), from the first rank that has it; where
+    there is none, the mean over the first rank's microbatches.
     """
     ranks, steps = facts.alignment.ranks, facts.alignment.steps
     one, two = (_scalars(run, ranks) for run in (facts.baseline, facts.candidate))
@@ -58,7 +58,7 @@ def _is_printed_loss(key: RecordKey) -> bool:
 
 
 def loss_error(scalars: Sequence[StepScalars]) -> float | None:
-    """Return the mean over the steps of the relative error of the loss; None where no step has both losses."""
+    """Return the mean over the steps of the loss's relative error; None where no step has both losses."""
     errors = []
     for row in scalars:
         if row.baseline_loss is not None and row.candidate_loss is not None:

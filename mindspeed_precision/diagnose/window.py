@@ -12,8 +12,8 @@ _MOST = 8
 def capture_window(diagnosis: Diagnosis) -> dict[str, Any] | None:
     """Return a settings overlay (``capture.rules``) for the first divergent window; None without divergence.
 
-    For dW that is the GEMM: both operands and the result of every module whose dW is an origin at that step. For
-    anything else, the records of the module, or of the parameter, in that phase and its inputs.
+    For dW that is the GEMM: both operands and the result of every module whose dW is an origin at that step.
+    For anything else, the records of the module, or of the parameter, in that phase and its inputs.
 
     Returns:
         A mapping for ``--precision-debug-config``, as plain data.

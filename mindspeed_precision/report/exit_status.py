@@ -6,7 +6,7 @@ from mindspeed_precision.records import Diagnosis, Severity, Verdict
 
 
 def exit_status(diagnosis: Diagnosis) -> tuple[int, str]:
-    """Return the status (0 aligned, 1 diverged or a finding of severity error, 2 no answer), and for 2 one line why."""
+    """Return 0 (aligned), 1 (diverged, or a finding of severity error) or 2 (no answer) and why."""
     errors = [finding for finding in diagnosis.findings if finding.severity is Severity.ERROR]
     if diagnosis.status is Verdict.DIVERGED or errors:
         return 1, ""

@@ -43,7 +43,9 @@ def verdict_sentence(diagnosis: Diagnosis) -> str:
     if diagnosis.status is Verdict.WITHIN_TOLERANCE:
         return f"WITHIN TOLERANCE: {compared} agree, though not all bit for bit."
     if diagnosis.status is Verdict.MISSING:
-        return "NOT CERTIFIED: nothing that was compared differs, but not enough was compared to say that the runs agree."
+        return (
+            "NOT CERTIFIED: nothing that was compared differs, but too little was to say that the runs agree."
+        )
     if first is None:
         return "DIVERGED: every record is within tolerance, but the loss over the steps is not."
     return f"DIVERGED {_moment(first.key)}."
@@ -179,7 +181,8 @@ def others(diagnosis: Diagnosis, cause: Finding | None) -> str:
     follow = diagnosis.diverged - sum(len(origin.ranks) for origin in diagnosis.origins)
     if follow > 0:
         parts.append(
-            f"{_grouped(follow)} more records differ only because of {'these' if len(diagnosis.origins) > 1 else 'it'}"
+            f"{_grouped(follow)} more records differ only because of "
+            f"{'these' if len(diagnosis.origins) > 1 else 'it'}"
         )
     return "; ".join(parts)
 

@@ -19,7 +19,8 @@ def verdict(diagnosis: Diagnosis) -> dict[str, Any]:
         diagnosis: the answer.
 
     Returns:
-        ``schema``, ``status``, ``runs``, ``first_divergence``, ``findings``, ``coverage`` as the design fixes them,
+        ``schema``, ``status``, ``runs``, ``first_divergence``, ``findings``, ``coverage`` as the design fixes
+        them,
         and beside them ``origins``, ``scalars``, ``steps``, ``policy``, ``decided``, ``diverged``, ``notes``.
         Numbers that JSON lacks are the texts ``nan``, ``inf`` and ``-inf``.
     """

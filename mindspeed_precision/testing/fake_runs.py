@@ -1,13 +1,15 @@
 """Small honest runs without a framework: a network trained in numpy, recorded like a Megatron run.
 
-For tests of everything after the dump, and for users' own rules. A residual network of linear layers is really
-trained (forward, dgrad, wgrad at the GEMM, accumulation over microbatches, reduction over data-parallel ranks,
-clipping, AdamW), so that a planted fault propagates as it would in a real run::
+For tests of everything after the dump, and for users' own rules. A residual network of linear layers is
+really
+trained (forward, dgrad, wgrad at the GEMM, accumulation over microbatches, reduction over data-parallel
+ranks, clipping, AdamW), so that a planted fault propagates as it would in a real run::
 
     write_fake_run(tmp_path / "baseline")
-    write_fake_run(tmp_path / "candidate", plants=[plant(role="wgrad", fqn=LINEAR, step=0, value=scaled(1.001))])
+    write_fake_run(tmp_path / "candidate", plants=[plant(role="wgrad", fqn=LINEAR, value=scaled(2))])
 
-Not a model of rounding: GEMM layouts are recorded as they would be, and change no bit here unless a plant does.
+Not a model of rounding: GEMM layouts are recorded as they would be, and change no bit here unless a plant
+does.
 """
 
 from __future__ import annotations

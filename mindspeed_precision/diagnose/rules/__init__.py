@@ -9,10 +9,10 @@ from mindspeed_precision.diagnose.rules import (
     gradients,
     operations,
     optimizer,
-    unknown,
+    undetermined,
 )
 from mindspeed_precision.diagnose.rules.registry import finding_ids, run_rules
 
-MODULES = (entering, gradients, operations, optimizer, configuration, coverage, unknown)
+MODULES = (entering, gradients, operations, optimizer, configuration, coverage, undetermined)
 
 __all__ = ["MODULES", "finding_ids", "run_rules"]

@@ -12,24 +12,27 @@ from mindspeed_precision.dump.reader import Run
 from mindspeed_precision.records import Finding, Severity
 
 ARGUMENTS = (
-    "lr", "min_lr", "lr_*", "weight_decay*", "start_weight_decay", "end_weight_decay", "adam_*", "sgd_momentum",
-    "optimizer", "clip_grad", "seed", "data_parallel_random_init", "init_method_std", "micro_batch_size",
-    "global_batch_size", "rampup_batch_size", "seq_length", "train_iters", "params_dtype", "fp16", "bf16", "fp8*",
-    "loss_scale", "initial_loss_scale", "attention_dropout", "hidden_dropout", "attention_softmax_in_fp32",
-    "accumulate_allreduce_grads_in_fp32", "grad_reduce_in_bf16", "gradient_accumulation_fusion", "normalization",
-    "norm_epsilon", "layernorm_epsilon", "apply_layernorm_1p", "swiglu", "num_layers", "hidden_size",
-    "ffn_hidden_size", "num_attention_heads", "num_query_groups", "position_embedding_type", "rotary_*",
-    "untie_embeddings_and_output_weights", "masked_softmax_fusion", "bias_gelu_fusion", "bias_dropout_fusion",
-    "bias_swiglu_fusion", "apply_rope_fusion", "use_flash_attn", "transformer_impl", "attention_backend",
-    "calculate_per_token_loss", "eod_mask_loss", "reset_position_ids", "reset_attention_mask", "data_path", "split",
-    "num_experts", "moe_*", "recompute_*", "sequence_parallel", "use_distributed_optimizer", "deterministic_mode",
+    "lr", "min_lr", "lr_*", "weight_decay*", "start_weight_decay", "end_weight_decay", "adam_*",
+    "sgd_momentum", "optimizer", "clip_grad", "seed", "data_parallel_random_init", "init_method_std",
+    "micro_batch_size", "global_batch_size", "rampup_batch_size", "seq_length", "train_iters",
+    "params_dtype", "fp16", "bf16", "fp8*", "loss_scale", "initial_loss_scale", "attention_dropout",
+    "hidden_dropout", "attention_softmax_in_fp32", "accumulate_allreduce_grads_in_fp32",
+    "grad_reduce_in_bf16", "gradient_accumulation_fusion", "normalization", "norm_epsilon",
+    "layernorm_epsilon", "apply_layernorm_1p", "swiglu", "num_layers", "hidden_size", "ffn_hidden_size",
+    "num_attention_heads", "num_query_groups", "position_embedding_type", "rotary_*",
+    "untie_embeddings_and_output_weights", "masked_softmax_fusion", "bias_gelu_fusion",
+    "bias_dropout_fusion", "bias_swiglu_fusion", "apply_rope_fusion", "use_flash_attn", "transformer_impl",
+    "attention_backend", "calculate_per_token_loss", "eod_mask_loss", "reset_position_ids",
+    "reset_attention_mask", "data_path", "split", "num_experts", "moe_*", "recompute_*",
+    "sequence_parallel", "use_distributed_optimizer", "deterministic_mode",
 )  # fmt: skip
 """Arguments of Megatron that decide numbers (shell patterns); paths, ports and logging do not."""
 
 VARIABLES = (
-    "HCCL_*", "LCCL_*", "NCCL_*", "CUBLAS_*", "CUDA_DEVICE_MAX_CONNECTIONS", "NVIDIA_TF32_OVERRIDE", "NVTE_*",
-    "ATB_*", "CLOSE_*", "ASCEND_LAUNCH_BLOCKING", "PYTHONHASHSEED", "OMP_NUM_THREADS", "MKL_*", "ONEDNN_*",
-    "DNNL_*", "TORCHDYNAMO_DISABLE", "INF_NAN_MODE_*", "CUSTOM_MATMUL_SHUFFLE", "TASK_QUEUE_ENABLE",
+    "HCCL_*", "LCCL_*", "NCCL_*", "CUBLAS_*", "CUDA_DEVICE_MAX_CONNECTIONS", "NVIDIA_TF32_OVERRIDE",
+    "NVTE_*", "ATB_*", "CLOSE_*", "ASCEND_LAUNCH_BLOCKING", "PYTHONHASHSEED", "OMP_NUM_THREADS", "MKL_*",
+    "ONEDNN_*", "DNNL_*", "TORCHDYNAMO_DISABLE", "INF_NAN_MODE_*", "CUSTOM_MATMUL_SHUFFLE",
+    "TASK_QUEUE_ENABLE",
 )  # fmt: skip
 """Environment variables that decide numbers."""
 

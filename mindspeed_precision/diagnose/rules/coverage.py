@@ -23,7 +23,8 @@ def parameters_without_wgrad(facts: Facts) -> Iterable[Finding]:
             id="coverage.parameter_without_wgrad",
             severity=Severity.WARNING,
             confidence=1.0,
-            title=f"dW of {len(missing)} trainable parameters was not seen in every microbatch: nothing is known of it",
+            title=f"dW of {len(missing)} trainable parameters was not seen in every microbatch: "
+            "nothing is known of it",
             evidence=(
                 names((gap.fqn for gap in missing), most=8),
                 f"first: {first.fqn}, rank {first.rank}, step {first.step}, microbatch {first.microbatch}, "
@@ -75,7 +76,8 @@ def not_judged(facts: Facts) -> Iterable[Finding]:
             id="coverage.not_judged",
             severity=Severity.WARNING,
             confidence=1.0,
-            title=f"{len(nodes)} pairs whose bits differ could not be judged by the policy {facts.policy.name}",
+            title=f"{len(nodes)} pairs whose bits differ could not be judged by the policy "
+            f"{facts.policy.name}",
             evidence=(f"first: {first.key.describe()}", first.comparison.reason),
             remedy="record both runs with --precision-debug-set capture.level=tensor, or use another policy",
             where=first.key,

@@ -57,7 +57,7 @@ def batches(facts: Facts) -> Iterable[Finding]:
 
 
 def _same_elements(facts: Facts, slot: str) -> bool:
-    """Tell whether a slot's elements over all microbatches and ranks are the same on both sides, in any order.
+    """Tell whether a slot's elements over all microbatches and ranks are the same on both sides.
 
     The unordered fingerprint is a sum over elements, so it adds up over records.
     """
@@ -90,7 +90,8 @@ def _batch_finding(facts: Facts, origins: list[Origin], *, id_: str, title: str,
         evidence=(
             f"{names(origin.key.slot for origin in origins)}: first at step {first.key.step}, "
             f"microbatch {first.key.microbatch}",
-            f"{sum(map(len, steps.values()))} microbatches in {len(steps)} of {len(facts.alignment.steps)} steps differ",
+            f"{sum(map(len, steps.values()))} microbatches in {len(steps)} of "
+            f"{len(facts.alignment.steps)} steps differ",
         ),
         remedy=remedy,
         where=first.key,
@@ -150,7 +151,8 @@ def nonfinite(facts: Facts) -> Iterable[Finding]:
             title=f"{first.key.fqn or '(model)'} {first.key.role.value} is the first not finite number, "
             f"in the {side.value} only",
             evidence=(f"{nans} NaN and {infs} Inf of {record.numel} elements", "what it consumed is finite"),
-            remedy="look at this operation's inputs: overflow of the dtype, a division by zero, a log of zero",
+            remedy="look at this operation's inputs: overflow of the dtype, a division by zero, a "
+            "log of zero",
             where=first.key,
             explains=(first.key,) if is_origin else (),
         )

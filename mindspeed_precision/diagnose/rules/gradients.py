@@ -56,7 +56,8 @@ def _scaled_finding(facts: Facts, id_: str, members: list[tuple[Origin, Scale]])
             first.inputs,
             f"same factor: {fqns(origin for origin, _ in members)}",
         ),
-        remedy="candidate: look for a factor on this gradient: loss scale, 1 / number of microbatches, 1 / size of a group",
+        remedy="candidate: look for a factor on this gradient: loss scale, 1 / number of "
+        "microbatches, 1 / size of a group",
         where=first.key,
         explains=tuple(origin.key for origin, _ in members),
     )
@@ -109,7 +110,8 @@ def _operand_layout(facts: Facts, origins: list[Origin]) -> Finding:
         id="wgrad.operand_layout",
         severity=Severity.ERROR,
         confidence=0.9,
-        title="layout of a GEMM operand: the same numbers lie in memory in another order, so the kernel adds them "
+        title="layout of a GEMM operand: the same numbers lie in memory in another order, so the "
+        "kernel adds them "
         "in another order",
         evidence=tuple(evidence),
         remedy=_layout_remedy(differing),
@@ -161,9 +163,11 @@ def operand_value(facts: Facts) -> Iterable[Finding]:
             id="wgrad.operand_value",
             severity=Severity.ERROR,
             confidence=0.7,
-            title=f"the {first.key.role.value} that the wgrad GEMM of {first.key.fqn} saw is not what the module received",
+            title=f"the {first.key.role.value} that the wgrad GEMM of {first.key.fqn} saw is not "
+            "what the module received",
             evidence=(first.inputs, f"it concerns {fqns(origins)}"),
-            remedy="look at what happens between the module's boundary and its GEMM: gather, cast, saved activations",
+            remedy="look at what happens between the module's boundary and its GEMM: gather, "
+            "cast, saved activations",
             where=first.key,
             explains=tuple(origin.key for origin in origins),
         )
@@ -184,7 +188,8 @@ def accumulation(facts: Facts) -> Iterable[Finding]:
             "after",
             "wgrad.accumulation",
             "gets another sum from the same dW",
-            "compare the dtype of the gradient buffer and how dW is added (fusion, accumulate_allreduce_grads_in_fp32)",
+            "compare the dtype of the gradient buffer and how dW is added (fusion, "
+            "accumulate_allreduce_grads_in_fp32)",
         ),
     ):
         members = [origin for origin in origins if origin.key.slot == slot]
@@ -212,12 +217,14 @@ def reduction(facts: Facts) -> Iterable[Finding]:
             id="reduce.value",
             severity=Severity.ERROR,
             confidence=0.75,
-            title=f"the reduction of the gradient of {first.key.fqn} gives another result from the same contributions",
+            title=f"the reduction of the gradient of {first.key.fqn} gives another result from the "
+            "same contributions",
             evidence=(
                 first.inputs,
                 f"ranks {names(map(str, first.ranks), most=8)}; it concerns {fqns(origins)}",
             ),
-            remedy="compare the collective's group, operation, dtype and algorithm (NCCL_ALGO, HCCL_DETERMINISTIC)",
+            remedy="compare the collective's group, operation, dtype and algorithm (NCCL_ALGO, "
+            "HCCL_DETERMINISTIC)",
             where=first.key,
             explains=tuple(origin.key for origin in origins),
         )
@@ -245,7 +252,8 @@ def frozen(facts: Facts) -> Iterable[Finding]:
                 else f"the {other.value} declares it trainable, but no dW arrived",
                 f"dW recorded in the {side.value}, none in the {other.value}",
             ),
-            remedy=f"{other.value}: set requires_grad on {names(members)}, and put it into an optimizer group",
+            remedy=f"{other.value}: set requires_grad on {names(members)}, and put it into an "
+            "optimizer group",
             where=next(iter(explained), None),
             explains=tuple(explained),
         )

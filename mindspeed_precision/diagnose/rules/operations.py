@@ -25,7 +25,8 @@ def values(facts: Facts) -> Iterable[Finding]:
         (
             "dgrad.value",
             facts.origins_in(Phase.DGRAD, Role.GRAD_INPUT),
-            "the backward pass of {} gives another gradient of its input from the same gradient of its output",
+            "the backward pass of {} gives another gradient of its input from the same gradient "
+            "of its output",
             "compare its backward implementation: fusion, kernel, dtype, missing or doubled collectives",
         ),
         (
@@ -65,7 +66,8 @@ def kinds(facts: Facts) -> Iterable[Finding]:
             confidence=0.85,
             title=f"{first.key.fqn or '(model)'} {first.key.role.value} has another shape or dtype",
             evidence=(first.comparison.reason, f"it concerns {fqns(origins)}"),
-            remedy="compare the configuration of both runs: dtypes, sequence length, microbatch size, padding",
+            remedy="compare the configuration of both runs: dtypes, sequence length, microbatch "
+            "size, padding",
             where=first.key,
             explains=tuple(origin.key for origin in origins),
         )

@@ -23,7 +23,7 @@ _KNOWN = {
 
 @rule("optimizer.weight_decay", "optimizer.lr", "optimizer.eps", "optimizer.beta", "optimizer.hyperparameter")
 def hyperparameters(facts: Facts) -> Iterable[Finding]:
-    """Find numbers that the optimizer used differently: one finding per group of parameters with one change."""
+    """Find numbers that the optimizer used differently: one finding per group with one change."""
     groups: dict[tuple[str, float | None, float | None], list[Origin]] = defaultdict(list)
     for origin in facts.origins_in(Phase.OPTIMIZER, Role.HYPERPARAMETER):
         pair = pair_of(origin.comparison)
@@ -66,7 +66,8 @@ def arithmetic(facts: Facts) -> Iterable[Finding]:
             Phase.CLIP,
             (Role.GRAD_NORM,),
             "the gradient norm differs although no reduced gradient does",
-            "compare which parameters each run counts (duplicates, shared embeddings) and the dtype of the sum",
+            "compare which parameters each run counts (duplicates, shared embeddings) and the "
+            "dtype of the sum",
         ),
         (
             "optimizer.clip",
@@ -80,14 +81,16 @@ def arithmetic(facts: Facts) -> Iterable[Finding]:
             Phase.OPTIMIZER,
             (Role.EXP_AVG, Role.EXP_AVG_SQ),
             "the optimizer's state differs although gradient and hyperparameters do not",
-            "compare what was loaded or reset (state, step counter), the dtype of the state and the optimizer itself",
+            "compare what was loaded or reset (state, step counter), the dtype of the state and "
+            "the optimizer itself",
         ),
         (
             "optimizer.update",
             Phase.OPTIMIZER,
             (Role.PARAM, Role.MASTER_PARAM),
             "the update gives other parameters from the same state, gradient and hyperparameters",
-            "compare the optimizer's implementation (fused or not), step counter and the cast of the master weights",
+            "compare the optimizer's implementation (fused or not), step counter and the cast of "
+            "the master weights",
         ),
     ):
         origins = facts.origins_in(phase, *roles)
