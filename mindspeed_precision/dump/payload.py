@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from mindspeed_precision.backends.base import HostTensor
-from mindspeed_precision.dump.format import check_keys, load_object
+from mindspeed_precision.dump.strict_json import check_keys, load_object
 from mindspeed_precision.errors import DumpError
 
 _TAGS = {

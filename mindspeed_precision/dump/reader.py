@@ -23,12 +23,11 @@ from mindspeed_precision.dump.format import (
     Parameters,
     Problem,
     StepMarker,
-    check_keys,
-    load_object,
     parse_line,
     rank_directory,
 )
 from mindspeed_precision.dump.payload import PayloadFile
+from mindspeed_precision.dump.strict_json import check_keys, load_object
 from mindspeed_precision.errors import DumpError
 from mindspeed_precision.records import ParameterDeclaration, RankCoordinates, TensorRecord
 
@@ -243,6 +242,8 @@ def _load_rank(directory: Path) -> RankRecords | None:
     """Read one rank's directory; None if it holds no whole line."""
     path = directory / INDEX
     if not path.is_file():
+        if (directory / COMPLETE).exists():
+            raise DumpError("sealed, but the index is gone", where=str(path))
         return None
     data = _read(path)
     lines = data.split(b"\n")

@@ -23,12 +23,12 @@ from mindspeed_precision.dump.format import (
     Parameters,
     Problem,
     StepMarker,
-    load_object,
     payload_file,
     rank_directory,
     to_json,
 )
 from mindspeed_precision.dump.payload import write_payload
+from mindspeed_precision.dump.strict_json import load_object
 from mindspeed_precision.errors import DumpError
 from mindspeed_precision.records import ParameterDeclaration, RankCoordinates, TensorRecord
 
@@ -120,6 +120,7 @@ class RankWriter:
         self._path = self.directory / INDEX
         self._digest = hashlib.blake2b(digest_size=16)
         self._lines = 0
+        self._broken = False
         try:
             self.directory.mkdir(parents=True)
             self._file = self._path.open("xb", buffering=0)
@@ -154,6 +155,9 @@ class RankWriter:
             microbatches: how many the step ran.
             problems: records that could not be taken.
         """
+        if self._broken:
+            raise self._refusal()
+        self._broken = True  # until this step is whole: after a torn line nothing may follow
         files = self._write_payloads(step, records, payloads)
         named = [replace(r, payload=files[r.seq]) if r.seq in files else r for r in records]
         marker = StepMarker(
@@ -164,12 +168,15 @@ class RankWriter:
             microbatches=microbatches,
         )
         self._append([*named, *problems, marker])
+        self._broken = False
 
     def close(self, *, complete: bool) -> None:
         """Close the index; ``complete`` says that the run ended as planned, and seals it."""
         if self._file.closed:
             return
         self._file.close()
+        if complete and self._broken:
+            raise self._refusal()
         if complete:
             seal = {"schema": SCHEMA, "lines": self._lines, "algorithm": DIGEST_ALGORITHM}
             seal["digest"] = self._digest.hexdigest()
@@ -177,6 +184,13 @@ class RankWriter:
                 _write_and_rename(self.directory / COMPLETE, json.dumps(seal).encode() + b"\n")
             except OSError as error:
                 raise DumpError(f"cannot write: {error.strerror}", where=str(self.directory)) from error
+
+    def _refusal(self) -> DumpError:
+        return DumpError(
+            "an earlier step could not be written, so nothing may follow it",
+            where=str(self._path),
+            remedy="the steps before it are readable; free the disk and run again",
+        )
 
     def _write_payloads(
         self, step: int, records: Sequence[TensorRecord], payloads: Mapping[int, HostTensor]

@@ -104,6 +104,38 @@ def test_pieces_and_missing_keys_change_nothing(dtype, monkeypatch):
         assert_same(digest(tensor[:, :1].expand(7, 9, 50)), expected(tensor[:, :1].expand(7, 9, 50)))
 
 
+def test_a_large_tensor_at_the_sizes_in_use():
+    tensor = sample(torch.bfloat16, 700, 300)
+    assert tensor.numel() > 3 * torch_digest.CPU_PIECE
+    assert_same(digest(tensor), expected(tensor))
+    assert_same(digest(tensor.t()), expected(tensor.t()))
+
+
+class FakeStream:
+    def __init__(self):
+        self.waited = []
+
+    def record_event(self):
+        return self
+
+    def wait_event(self, event):
+        self.waited.append(event)
+
+
+def test_keys_made_on_one_stream_are_waited_for_on_another(monkeypatch):
+    """On the device, not on the host; and only where they were made elsewhere."""
+    first, second = FakeStream(), FakeStream()
+    keys, device = torch_digest.KeyTable(), torch.device("cpu")
+    monkeypatch.setattr(torch_digest, "_stream", lambda _: first)
+    for _ in range(2):
+        keys.rows(0, 10, device)
+    monkeypatch.setattr(torch_digest, "_stream", lambda _: second)
+    keys.rows(5, 10, device)
+    assert (first.waited, second.waited) == ([], [first])
+    keys.rows(0, torch_digest.CPU_PIECE + 1, device)  # grows, here
+    assert second.waited == [first]
+
+
 def test_histogram_of_accelerators_equals_the_one_of_cpus():
     part = sample(torch.float32, 3000)
     bins = (part.view(torch.int32) >> 23) & 0xFF

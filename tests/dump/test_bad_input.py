@@ -96,6 +96,11 @@ def test_a_truncated_sealed_index_is_an_error(run):
     refused(run, "found 0 whole lines")
 
 
+def test_a_sealed_index_that_is_gone_is_an_error(run):
+    index(run).unlink()
+    refused(run, "the index is gone")
+
+
 def test_a_changed_sealed_index_is_an_error(run):
     edit(index(run), lambda lines: [line.replace('"layer"', '"other"') for line in lines])
     refused(run, "changed since it was sealed")

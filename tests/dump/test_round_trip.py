@@ -254,3 +254,45 @@ def test_a_manifest_that_is_no_json_is_refused(tmp_path):
         create_run(tmp_path / "run", {"dtype": object()})
     with pytest.raises(DumpError, match="no manifest"):
         update_manifest(tmp_path / "absent", {})
+
+
+class FullDisk:
+    """Takes some bytes, then refuses, as a disk does that fills up."""
+
+    closed = False
+
+    def __init__(self, file):
+        self.file = file
+
+    def write(self, data):
+        self.file.write(bytes(data)[:50])
+        refuse(data)
+
+    def close(self):
+        self.file.close()
+
+
+def refuse(_):
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("where", ["index", "payload"])
+def test_a_full_disk_is_one_clear_error_and_nothing_follows_it(tmp_path, monkeypatch, where):
+    create_run(tmp_path, {})
+    writer = RankWriter(tmp_path, coordinates=RankCoordinates())
+    writer.write_step(0, [record(0, 0)], {0: host(0)}, microbatches=1)
+    with monkeypatch.context() as patched:
+        if where == "index":
+            patched.setattr(writer, "_file", FullDisk(writer._file))
+        else:
+            patched.setattr("mindspeed_precision.dump.payload.os.fsync", refuse)
+        with pytest.raises(DumpError, match="No space left on device"):
+            writer.write_step(1, [record(1, 1)], {1: host(1)}, microbatches=1)
+    with pytest.raises(DumpError, match="earlier step could not be written"):
+        writer.write_step(2, [record(1, 2)], {}, microbatches=1)
+    with pytest.raises(DumpError, match="earlier step could not be written"):
+        writer.close(complete=True)
+    loaded = load_run(tmp_path)
+    assert loaded.ranks[0].steps == (0,)
+    assert not loaded.ranks[0].complete
+    assert any("did not end as planned" in note for note in loaded.notes)
