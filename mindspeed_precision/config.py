@@ -37,7 +37,10 @@ class NumberSet:
             low, dash, high = part.partition("-")
             if not low.isdigit() or (dash and not high.isdigit()):
                 raise ConfigError(
-                    "not a list of numbers and ranges", where=where, found=repr(text), expected='like "0-3,10"'
+                    "not a list of numbers and ranges",
+                    where=where,
+                    found=repr(text),
+                    expected='like "0-3,10"',
                 )
             ranges.append((int(low), int(high or low)))
         return cls(text=str(text), ranges=tuple(ranges))
@@ -220,7 +223,9 @@ def _find(file: str | Path) -> Path:
     if not path.is_file():
         known = sorted(p.stem for p in preset.parent.glob("*.yaml"))
         raise ConfigError(
-            "no such settings file", where=str(file), remedy=f"give a YAML file or a preset of {', '.join(known)}"
+            "no such settings file",
+            where=str(file),
+            remedy=f"give a YAML file or a preset of {', '.join(known)}",
         )
     return path
 
@@ -234,7 +239,9 @@ def _load_yaml(path: Path) -> DictConfig:
         message = " ".join(str(error).split())
         raise ConfigError(f"not readable as YAML: {message}", where=str(path)) from error
     if not isinstance(loaded, DictConfig):
-        raise ConfigError("not a mapping", where=str(path), found=type(loaded).__name__, expected="key: value lines")
+        raise ConfigError(
+            "not a mapping", where=str(path), found=type(loaded).__name__, expected="key: value lines"
+        )
     return loaded
 
 
@@ -254,7 +261,9 @@ def _freeze(plain: dict[str, Any]) -> Settings:
             role=rule["role"],
             phase=rule["phase"],
             steps=NumberSet.parse(rule["steps"], where=f"capture.rules[{index}].steps"),
-            level=None if rule["level"] == DROP else _level(rule["level"], where=f"capture.rules[{index}].level"),
+            level=None
+            if rule["level"] == DROP
+            else _level(rule["level"], where=f"capture.rules[{index}].level"),
         )
         for index, rule in enumerate(capture.pop("rules"))
     )
@@ -267,7 +276,8 @@ def _freeze(plain: dict[str, Any]) -> Settings:
         determinism=DeterminismSettings(**plain["determinism"]),
         remedies=tuple(plain["remedies"]),
         patches=PatchSettings(
-            search_path=tuple(plain["patches"]["search_path"]), allow_external=plain["patches"]["allow_external"]
+            search_path=tuple(plain["patches"]["search_path"]),
+            allow_external=plain["patches"]["allow_external"],
         ),
         source=plain,
     )

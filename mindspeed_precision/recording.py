@@ -38,6 +38,7 @@ from mindspeed_precision.records import (
 )
 
 SCHEMA = 1
+PARALLEL_LINEARS = ("ColumnParallelLinear", "RowParallelLinear")
 
 
 class Recording:
@@ -146,6 +147,19 @@ class Recording:
                 )
             )
         return findings
+
+    def excused_patches(self) -> tuple[str, ...]:
+        """Return the patches that this rank's model cannot call: it has no trainable parallel linear."""
+        linears = [
+            module
+            for _, module in self.context.names.modules
+            if any(kind.__name__ in PARALLEL_LINEARS for kind in type(module).__mro__)
+        ]
+        tied = bool(linears) and any(getattr(module, "weight", None) is None for module in linears)
+        trainable = any(
+            parameter.requires_grad for module in linears for parameter in module.parameters(recurse=False)
+        )
+        return () if trainable or tied else ("linear_forward", "linear_backward")
 
     def update(self, *, findings: Sequence[Finding], audit: list[dict[str, Any]]) -> None:
         """Bring ``run.json`` up to date (rank 0)."""

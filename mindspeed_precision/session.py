@@ -95,7 +95,7 @@ class Session:
                 self._recording.close(complete=ended_well, findings=self.findings, audit=self._audit())
         finally:
             self._stack.close()
-        if ended_well and self._patches is not None and self._recording is not None and not self._steps:
+        if ended_well and self._recording is not None and not self._steps:
             raise PatchError("no training step was seen", remedy="call session.step() after each step")
 
     def before_setup(self) -> None:
@@ -140,7 +140,8 @@ class Session:
             self.findings += self._recording.end_step()
         self._steps += 1
         if self._steps == 1 and self._patches is not None:
-            self._patches.require_healthy(at="first step")
+            excused = () if self._recording is None else self._recording.excused_patches()
+            self._patches.require_healthy(at="first step", excused=excused)
             if self._recording is not None:
                 self._recording.update(findings=self.findings, audit=self._audit())
 
@@ -190,19 +191,27 @@ class Session:
             zero_dropout(chunk)
 
     def _install_patches(self) -> None:
-        if "megatron.core" not in sys.modules and not self._driven:
-            if self.settings.remedies:
-                raise PatchError("remedies patch megatron.core", found="a loop without it")
-            return
-        from mindspeed_precision.capture.loop import driving
-
+        groups = [*CORE_PATCHES, *LOOP_PATCHES] if self._driven else self._groups_for_model()
         declarations = load_declarations(self.settings.patches.search_path)
-        groups = CORE_PATCHES + (LOOP_PATCHES if self._driven else ())
         chosen = select(declarations, groups=groups, names=self.settings.remedies)
         self._patches = PatchSession(chosen, allow_external=self.settings.patches.allow_external)
         self._patches.install()
         self._stack.callback(self._patches.undo)
-        self._stack.enter_context(driving(self))
+        if self._driven:
+            from mindspeed_precision.capture.loop import driving
+
+            self._stack.enter_context(driving(self))
+
+    def _groups_for_model(self) -> list[str]:
+        """Return the groups that a model given by hand can call: a patch that nobody calls is an error."""
+        chunks = self._model if isinstance(self._model, (list, tuple)) else [self._model]
+        kinds = {kind for chunk in chunks for module in chunk.modules() for kind in type(module).__mro__}
+        groups = ["determinism"]
+        if any(kind.__module__.startswith("megatron.core") for kind in kinds):
+            groups += ["wgrad", "fused_wgrad", "reduce", "data"]
+        if type(self._optimizer).__module__.startswith("megatron.core"):
+            groups.append("optimizer")
+        return groups
 
     def _audit(self) -> list[dict[str, Any]]:
         return [] if self._patches is None else [_audit_line(line) for line in self._patches.audit()]

@@ -38,17 +38,37 @@ def tensors_of(value: object, slot: str = "") -> Iterator[tuple[str, torch.Tenso
 def attach_modules(context: CaptureContext) -> list[RemovableHandle]:
     """Hook every module; with ``capture.modules`` off only what tells the microbatch."""
     handles: list[RemovableHandle] = []
+    hooks = _InputHooks()
     chunks = {id(root): index for index, root in enumerate(context.names.roots)}
     for fqn, module in context.names.modules:
         chunk = chunks.get(id(module))
         handles.append(
-            module.register_forward_pre_hook(_before(context, fqn, chunk), with_kwargs=True, prepend=True)
+            module.register_forward_pre_hook(
+                _before(context, fqn, chunk, hooks), with_kwargs=True, prepend=True
+            )
         )
-        handles.append(module.register_forward_hook(_after(context, fqn, chunk), with_kwargs=True))
+        handles.append(module.register_forward_hook(_after(context, fqn, chunk, hooks), with_kwargs=True))
     return handles
 
 
-def _before(context: CaptureContext, fqn: str, chunk: int | None) -> Callable[..., None]:
+class _InputHooks:
+    """Hooks on the inputs of running calls, so that a call that returns its input can reorder them."""
+
+    def __init__(self) -> None:
+        self._running: dict[Call, dict[int, tuple[str, RemovableHandle]]] = {}
+
+    def add(self, context: CaptureContext, call: Call, tensor: torch.Tensor, slot: str) -> None:
+        """Hook the gradient of an input."""
+        handle = _observe_gradient(context, call, Role.GRAD_INPUT, tensor, slot)
+        if handle is not None:
+            self._running.setdefault(call, {})[id(tensor)] = (slot, handle)
+
+    def take(self, call: Call) -> dict[int, tuple[str, RemovableHandle]]:
+        """Return and forget the hooks of ``call``, by the ``id`` of their tensor, which is still alive."""
+        return self._running.pop(call, {})
+
+
+def _before(context: CaptureContext, fqn: str, chunk: int | None, hooks: _InputHooks) -> Callable[..., None]:
     clock, wanted = context.clock, context.settings.modules
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -61,24 +81,29 @@ def _before(context: CaptureContext, fqn: str, chunk: int | None) -> Callable[..
             return
         for slot, tensor in (*tensors_of(args), *tensors_of(kwargs)):
             context.observe_call(call, Phase.FPROP, Role.INPUT, tensor, slot)
-            _observe_gradient(context, call, Role.GRAD_INPUT, tensor, slot)
+            hooks.add(context, call, tensor, slot)
 
     return before
 
 
-def _after(context: CaptureContext, fqn: str, chunk: int | None) -> Callable[..., None]:
+def _after(context: CaptureContext, fqn: str, chunk: int | None, hooks: _InputHooks) -> Callable[..., None]:
     clock, wanted = context.clock, context.settings.modules
 
     def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object) -> None:
         call = clock.leave(fqn) if clock.in_step and context.training else None
         if call is None:
             return
+        inputs = hooks.take(call)
         for slot, tensor in tensors_of(output):
             if chunk is not None and tensor.requires_grad:
                 tensor.register_hook(_tell_backward_microbatch(context, call))
             if wanted:
                 context.observe_call(call, Phase.FPROP, Role.OUTPUT, tensor, slot or "0")
                 _observe_gradient(context, call, Role.GRAD_OUTPUT, tensor, slot or "0")
+                if id(tensor) in inputs:  # returned as it came: its gradient arrives before it leaves
+                    input_slot, handle = inputs[id(tensor)]
+                    handle.remove()
+                    _observe_gradient(context, call, Role.GRAD_INPUT, tensor, input_slot)
 
     return after
 
@@ -92,12 +117,12 @@ def _tell_backward_microbatch(context: CaptureContext, call: Call) -> Callable[[
 
 def _observe_gradient(
     context: CaptureContext, call: Call, role: Role, tensor: torch.Tensor, slot: str
-) -> None:
+) -> RemovableHandle | None:
     if not (torch.is_grad_enabled() and tensor.requires_grad) or isinstance(tensor, nn.Parameter):
-        return
+        return None
 
     def observe(grad: torch.Tensor) -> None:
         context.clock.backward_microbatch = call.microbatch
         context.observe_call(call, Phase.DGRAD, role, grad, slot)
 
-    tensor.register_hook(observe)
+    return tensor.register_hook(observe)

@@ -128,6 +128,7 @@ class CpuTrainer:
         model: the model chunks of this rank, as Megatron holds them: DistributedDataParallel around GPTModel.
         optimizer: Megatron's.
         config: the TransformerConfig.
+        forward_step: what the schedule calls; replace it to see batches and losses.
 
     Raises:
         ConfigError: the processes do not divide into the parallel sizes.
@@ -139,6 +140,7 @@ class CpuTrainer:
         torch.set_num_threads(1)
         self.settings = settings
         self.step = 0
+        self.forward_step: Callable[..., Any] = self._forward_step
         self._cleanup = ExitStack()
         try:
             self._start_parallelism()
@@ -178,7 +180,7 @@ class CpuTrainer:
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
         reports = get_forward_backward_func()(
-            forward_step_func=self._forward_step,
+            forward_step_func=self.forward_step,
             data_iterator=self._data,
             model=self.model,
             num_microbatches=settings.microbatches,
