@@ -7,82 +7,26 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
-from enum import Enum
 from types import TracebackType
 from typing import Any, Literal
 
 import wrapt
 
 from mindspeed_precision.errors import PatchError
+from mindspeed_precision.patching.audit import Installation, PatchAudit, Status, left_out, standing
 from mindspeed_precision.patching.declare import Called, Effect, PatchDeclaration
 from mindspeed_precision.patching.lookup import (
     describe,
     layers,
     module_bindings,
     raw_attribute,
-    reaches,
     set_attribute,
 )
 from mindspeed_precision.patching.resolve import Resolution, Wrapper, resolve
 
+__all__ = ["PatchAudit", "PatchSession", "Status"]
+
 _LOG = logging.getLogger(__name__)
-
-
-class Status(str, Enum):
-    """Where a patch stands."""
-
-    OUTERMOST = "outermost"
-    """Nothing foreign lies above it."""
-    COVERED = "covered"
-    """Somebody wrapped it and still calls it."""
-    DISPLACED = "displaced"
-    """Somebody replaced it: it sees nothing any more."""
-    NOT_APPLICABLE = "not applicable"
-    """Its declaration allows that it is left out here."""
-    UNDONE = "undone"
-
-
-@dataclass(frozen=True, kw_only=True)
-class PatchAudit:
-    """One line of an audit.
-
-    Attributes:
-        calls: how often the wrapper was called.
-        problem: what is wrong; empty when nothing is.
-        note: why it is not applicable, or what could not be undone.
-    """
-
-    name: str
-    target: str
-    effect: Effect
-    status: Status
-    calls: int
-    problem: str = ""
-    note: str = ""
-
-
-@dataclass(kw_only=True, eq=False)
-class _Installation:
-    """One patch in place: what stood there before, and what stands there now."""
-
-    declaration: PatchDeclaration
-    parent: Any
-    attribute: str
-    before: Any
-    inherited: bool
-    wrapper: Any = None
-    aliases: list[tuple[str, dict[str, Any], str]] = field(default_factory=list)
-    calls: int = 0
-    calls_at_audit: int = 0
-    active: bool = True
-    note: str = ""
-
-    def current(self) -> Any:
-        try:
-            return raw_attribute(self.parent, self.attribute)[0]
-        except KeyError:
-            return None
 
 
 class PatchSession:
@@ -106,7 +50,7 @@ class PatchSession:
         ordered = sorted(declarations, key=lambda declaration: declaration.effect is not Effect.CONSTRAIN)
         self.declarations: tuple[PatchDeclaration, ...] = tuple(ordered)
         self.allow_external = allow_external
-        self._installations: list[_Installation] = []
+        self._installations: list[Installation] = []
         self._left_out: list[PatchAudit] = []
         self._installed = False
 
@@ -133,7 +77,7 @@ class PatchSession:
         problems += [(r.declaration, "is patched by another session") for r in resolutions if _is_patched(r)]
         if problems:
             raise _error("no patch was applied", problems)
-        self._left_out = [_left_out(r.declaration, r.reason) for r in resolutions if r.not_applicable]
+        self._left_out = [left_out(r.declaration, r.reason) for r in resolutions if r.not_applicable]
         self._installations = []
         self._installed = True
         try:
@@ -194,6 +138,8 @@ class PatchSession:
                 continue
             elif declaration.called in due and (declaration.any_of or declaration.name) not in called:
                 problems.append((declaration, f"was never called by the {at} ({line.status.value})"))
+        for installation in self._installations:
+            installation.calls_at_check = installation.calls
         if problems:
             raise _error(f"patches see nothing at the {at}", problems)
 
@@ -206,7 +152,7 @@ class PatchSession:
             other = first.setdefault(key, resolution)
             if other is not resolution:
                 reason = f"the same function as {other.declaration.target}"
-                self._left_out.append(_left_out(resolution.declaration, reason))
+                self._left_out.append(left_out(resolution.declaration, reason))
         return list(first.values())
 
     def _install_one(self, resolution: Resolution) -> None:
@@ -215,7 +161,7 @@ class PatchSession:
             if not isinstance(parent, type) and self._original(other) is resolution.raw:
                 parent, attribute = other.parent, other.attribute
         before, inherited = raw_attribute(parent, attribute)
-        installation = _Installation(
+        installation = Installation(
             declaration=resolution.declaration,
             parent=parent,
             attribute=attribute,
@@ -230,7 +176,7 @@ class PatchSession:
         set_attribute(parent, attribute, wrapper)
         installation.wrapper = wrapper
 
-    def _original(self, installation: _Installation) -> Any:
+    def _original(self, installation: Installation) -> Any:
         """Return what stood at the place of ``installation`` before the first patch of this session."""
         stack = (i for i in self._installations if i.parent is installation.parent)
         return next(i.before for i in stack if i.attribute == installation.attribute)
@@ -243,11 +189,11 @@ class PatchSession:
             namespace[attribute] = installation.wrapper
             installation.aliases.append((module, namespace, attribute))
 
-    def _audit_one(self, installation: _Installation) -> PatchAudit:
+    def _audit_one(self, installation: Installation) -> PatchAudit:
         status, problem = Status.UNDONE, ""
         if self._installed:
-            status, problem = self._status(installation)
-        line = PatchAudit(
+            status, problem = standing(installation, {id(i.wrapper) for i in self._installations})
+        return PatchAudit(
             name=installation.declaration.name,
             target=installation.declaration.target,
             effect=installation.declaration.effect,
@@ -256,31 +202,9 @@ class PatchSession:
             problem=problem,
             note=installation.note,
         )
-        installation.calls_at_audit = installation.calls
-        return line
-
-    def _status(self, installation: _Installation) -> tuple[Status, str]:
-        own = {id(i.wrapper) for i in self._installations}
-        top = current = installation.current()
-        while id(current) in own and current is not installation.wrapper:
-            current = current.__wrapped__
-        lost = [
-            f"{module}.{attribute}"
-            for module, namespace, attribute in installation.aliases
-            if not reaches(namespace.get(attribute), installation.wrapper)
-        ]
-        called = installation.calls > installation.calls_at_audit
-        if lost and not called:
-            names = ", ".join(lost)
-            return Status.DISPLACED, f"its alias {names} was set again by somebody else after this patch"
-        if current is installation.wrapper:
-            return Status.OUTERMOST, ""
-        if called or reaches(top, installation.wrapper):
-            return Status.COVERED, ""
-        return Status.DISPLACED, f"was replaced by {describe(top)} after this patch"
 
 
-def _counted(installation: _Installation, wrapper: Wrapper) -> Wrapper:
+def _counted(installation: Installation, wrapper: Wrapper) -> Wrapper:
     def call(
         wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
@@ -303,7 +227,7 @@ def _lost_its_staticmethod(resolution: Resolution, before: Any) -> bool:
     return first not in ("self", "cls")
 
 
-def _restore(installation: _Installation) -> None:
+def _restore(installation: Installation) -> None:
     if installation.wrapper is None:
         return
     current = installation.current()
@@ -318,17 +242,6 @@ def _restore(installation: _Installation) -> None:
 def _is_patched(resolution: Resolution) -> bool:
     name = resolution.declaration.name
     return any(getattr(layer, "_self_patch", None) == name for layer in layers(resolution.raw))
-
-
-def _left_out(declaration: PatchDeclaration, reason: str) -> PatchAudit:
-    return PatchAudit(
-        name=declaration.name,
-        target=declaration.target,
-        effect=declaration.effect,
-        status=Status.NOT_APPLICABLE,
-        calls=0,
-        note=reason,
-    )
 
 
 def _error(what: str, problems: list[tuple[PatchDeclaration, str]]) -> PatchError:

@@ -14,7 +14,8 @@ from importlib.util import find_spec
 from types import SimpleNamespace
 
 from mindspeed_precision.errors import PatchError
-from mindspeed_precision.patching import session as engine
+from mindspeed_precision.patching import audit as audit_module
+from mindspeed_precision.patching import session as session_module
 from mindspeed_precision.patching.declare import load_declarations
 from mindspeed_precision.patching.lookup import module_bindings, namespace_of, raw_attribute, set_attribute
 from mindspeed_precision.patching.resolve import resolve
@@ -248,10 +249,10 @@ def is_ours(value):
 def broken_engines(declarations):
     """Return what the orders say of an engine that forgets to undo, and of one that forgets the aliases."""
     reports = {}
-    for fault, name, replacement in (
-        ("forgets to undo", "_restore", lambda installation: None),
-        ("forgets aliases", "module_bindings", lambda wanted: iter(())),
-        ("sees nobody else", "reaches", lambda top, wanted: True),
+    for fault, engine, name, replacement in (
+        ("forgets to undo", session_module, "_restore", lambda installation: None),
+        ("forgets aliases", session_module, "module_bindings", lambda wanted: iter(())),
+        ("sees nobody else", audit_module, "reaches", lambda top, wanted: True),
     ):
         original = getattr(engine, name)
         setattr(engine, name, replacement)

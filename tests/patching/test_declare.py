@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import inspect
 import re
 
 import pytest
 
+from mindspeed_precision.config import data_directory
 from mindspeed_precision.errors import ConfigError
 from mindspeed_precision.patching.declare import (
     Called,
@@ -144,3 +146,14 @@ def test_shipped_declarations_are_complete():
         )
         # Only what a user names in the settings may change bits.
         assert (declaration.group == "remedies") == (declaration.effect is Effect.CONSTRAIN), declaration.name
+
+
+def test_the_readme_is_true(tmp_path):
+    """Its example is a declaration, the one that ships, and its map names every file."""
+    readme = (data_directory("patches") / "README.md").read_text()
+    (example,) = re.findall(r"```yaml\n(.*?)```", readme, re.DOTALL)
+    (shown,) = load_file(write(tmp_path, example, "wgrad.yaml"))
+    (shipped,) = select(load_declarations(), names=["linear_backward"])
+    assert dataclasses.replace(shown, why="") == dataclasses.replace(shipped, why="")
+    for file in data_directory("patches").glob("*.yaml"):
+        assert f"`{file.name}`" in readme, file.name

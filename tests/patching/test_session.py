@@ -399,7 +399,10 @@ def test_hidden_but_called_is_covered(victim):
         victim.scale = lambda x, factor=2: hidden[0](x, factor)
         victim.scale(1)
         assert patches.audit()[0].status is Status.COVERED
+        patches.require_healthy(at="first step")
         assert patches.audit()[0].status is Status.DISPLACED
+        victim.scale(1)
+        assert [patches.audit()[0].status for _ in range(2)] == [Status.COVERED] * 2
 
 
 def test_stranger_on_a_class_stays(victim):
