@@ -70,39 +70,32 @@ def test_two_processes_are_the_same_when_they_are_observed(megatron, capture_scr
     assert [(answer["results"], answer["parameters"]) for answer in answers] == [(True, [])] * 2
 
 
-class Block(nn.Module):
-    """Feeds one tensor to a branch and to the sum at its end."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.entry = nn.Linear(32, 32)
-        self.norm = nn.BatchNorm1d(32)
-        self.branch = nn.Linear(32, 32)
+class Twice(nn.Module):
+    """Uses its input twice: behind an identity at its boundary the two gradients are summed first."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        entry = self.entry(x)
-        return entry + self.branch(self.norm(entry))
+        return x.sin() + x.cos()
 
 
 class Fan(nn.Module):
-    """The first block's output feeds the second block and the loss: several consumers, several sums."""
+    """One tensor with several consumers: how its gradient is summed shows in its bits."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second = Block(), Block()
+        self.stem = nn.Linear(32, 32)
+        self.twice = Twice()
 
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        first = self.first(x)
-        return first, self.second(first)
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        stem = self.stem(x)
+        return (stem.tanh() + self.twice(stem) + stem.sigmoid()).square().sum()
 
 
 def fan_gradients(observe) -> list[torch.Tensor]:
     torch.manual_seed(1234)
     model = Fan()
-    x = torch.randn(3, 32)
+    x = torch.randn(64, 32)
     with observe(model):
-        first, second = model(x)
-        (first.sum() + second.sum()).backward()
+        model(x).backward()
     return [parameter.grad.clone() for parameter in model.parameters()]
 
 
