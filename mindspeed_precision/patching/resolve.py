@@ -16,7 +16,8 @@ from mindspeed_precision.patching.lookup import namespace_of, raw_attribute
 from mindspeed_precision.patching.signatures import parameters_found, parameters_of
 
 _OWN_PACKAGE = "mindspeed_precision"
-_OPAQUE = ("*args", "**kwargs")
+_OPAQUE = [1, 2]
+"""Stars of the parameters of ``(*args, **kwargs)``, whatever their names are."""
 
 Wrapper = Callable[[Callable[..., Any], Any, tuple[Any, ...], dict[str, Any]], Any]
 
@@ -147,7 +148,7 @@ def _check_signature(declaration: PatchDeclaration, raw: Any) -> None:
         ) from error
     if found in {parameters_of(signature) for signature in declaration.signatures}:
         return
-    if declaration.opaque and found == _OPAQUE:
+    if declaration.opaque and [name.count("*") for name in found] == _OPAQUE:
         return
     declared = " or ".join(declaration.signatures)
     raise _UnresolvedError(Outcome.SIGNATURE, f"declared for {declared}, found ({', '.join(found)})")

@@ -28,6 +28,9 @@ __all__ = ["PatchAudit", "PatchSession", "Status"]
 
 _LOG = logging.getLogger(__name__)
 
+_CHECK = "`mindspeed-precision patches check` shows what each patch finds on this machine"
+_ORDER = "apply every other patch before the debugged run begins; patches/README.md says more"
+
 
 class PatchSession:
     """The patches of one run.
@@ -76,7 +79,7 @@ class PatchSession:
         problems = [(r.declaration, r.reason) for r in resolutions if r.refused]
         problems += [(r.declaration, "is patched by another session") for r in resolutions if _is_patched(r)]
         if problems:
-            raise _error("no patch was applied", problems)
+            raise _error("no patch was applied", problems, _CHECK)
         self._left_out = [left_out(r.declaration, r.reason) for r in resolutions if r.not_applicable]
         self._installations = []
         self._installed = True
@@ -87,7 +90,7 @@ class PatchSession:
         except Exception as error:
             failed = self._installations[-1].declaration if self._installations else self.declarations[0]
             self.undo()
-            raise _error("no patch was applied", [(failed, f"could not be set: {error}")]) from error
+            raise _error("no patch was applied", [(failed, f"could not be set: {error}")], _CHECK) from error
 
     def undo(self) -> tuple[str, ...]:
         """Put back every raw descriptor and every alias; do nothing when nothing is installed.
@@ -141,7 +144,7 @@ class PatchSession:
         for installation in self._installations:
             installation.calls_at_check = installation.calls
         if problems:
-            raise _error(f"patches see nothing at the {at}", problems)
+            raise _error(f"patches see nothing at the {at}", problems, _ORDER)
 
     def _distinct(self, resolutions: list[Resolution]) -> list[Resolution]:
         """Leave out a target that is another one's alias under the same wrapper: one call must count once."""
@@ -244,9 +247,6 @@ def _is_patched(resolution: Resolution) -> bool:
     return any(getattr(layer, "_self_patch", None) == name for layer in layers(resolution.raw))
 
 
-def _error(what: str, problems: list[tuple[PatchDeclaration, str]]) -> PatchError:
+def _error(what: str, problems: list[tuple[PatchDeclaration, str]], remedy: str) -> PatchError:
     lines = [f"  {declaration.name} ({declaration.target}): {reason}" for declaration, reason in problems]
-    return PatchError(
-        "\n".join([f"{what}:", *lines]),
-        remedy="\n`mindspeed-precision patches check` shows what each patch finds on this machine",
-    )
+    return PatchError("\n".join([f"{what}:", *lines]), remedy=remedy)

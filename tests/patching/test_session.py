@@ -205,11 +205,14 @@ def test_what_fails_while_it_is_set_is_rolled_back(victim):
 def test_signature_alternatives_and_opaque(victim):
     with session(declare(signature=("(x)", "(x, factor)"))):
         pass
-    victim.scale = lambda *args, **kwargs: 1
-    with pytest.raises(PatchError, match=r"found \(\*args, \*\*kwargs\)"):
+    victim.scale = lambda *a, **k: 1
+    with pytest.raises(PatchError, match=r"found \(\*a, \*\*k\)"):
         session(declare()).install()
     with session(declare(opaque=True)):
         assert victim.scale(1) == 1
+    victim.scale = lambda x, **kwargs: 1
+    with pytest.raises(PatchError, match=r"found \(x, \*\*kwargs\)"):
+        session(declare(opaque=True)).install()
     victim.silent = min  # compiled, has no signature
     with pytest.raises(PatchError, match="has no signature"):
         session(declare("toy_victim:silent", "(x)")).install()
