@@ -61,7 +61,7 @@ CONFIGURATIONS: dict[str, tuple[int, dict[str, object]]] = {
     "cp2 dropout 0": (2, {"cp": 2, "dropout": 0.0}),
     "tp2 cp2 sp": (4, {"tp": 2, "cp": 2, "sequence_parallel": True, "dropout": 0.0}),
 }
-NEWER = ("1p", "tp2 sp", "pp2 vpp2", "dp2 distopt overlap bf16", "ep2", "cp2 dropout 0", "tp2 pp2")
+NEWER = ("tp2 sp", "pp2 vpp2", "dp2 distopt overlap bf16", "ep2", "cp2 dropout 0", "tp2 pp2")
 
 # equal work in another order of sums, as (one, other, relative difference of the printed loss)
 SAME_LOSS = (
@@ -103,6 +103,7 @@ ABLATIONS: dict[str, tuple[str, int, dict[str, object], str]] = {
         "invalid tensor size",
     ),
     "gloo_backend": ("0.17.1", 1, {"extra": NCCL}, "doesn't have NCCL built in"),
+    "triton_stand_in": ("0.19.2", 1, {}, "No module named 'triton'"),
     "typing_override": ("0.19.2", 1, {}, "cannot import name 'override' from 'typing'"),
 }
 EXPLAINED_ELSEWHERE = {
@@ -186,25 +187,24 @@ def test_interleaved_stages_repeat_themselves(trained, megatron, tmp_path):
     assert again.rows == trained("pp2 vpp2")
 
 
-@pytest.mark.parametrize("options", [{}, {"dtype": "bf16", "distributed_optimizer": True}])
-def test_a_resumed_run_is_the_uninterrupted_one(options, megatron, tmp_path):
-    """Save after two of four steps with ``--ckpt-format torch``, load, and go on: the same printed numbers."""
+@pytest.mark.parametrize(("processes", "options"), [(1, {}), (1, {"dtype": "bf16"}), (2, {"tp": 2})])
+def test_a_resumed_run_is_the_uninterrupted_one(processes, options, megatron, tmp_path):
+    """Stop and save after two of four steps (``--ckpt-format torch``), load, go on: the same printed numbers."""
 
-    def train(name: str, iterations: int, *extra: str) -> Rows:
-        arguments = demo_arguments(
-            iterations=iterations,
-            schedule_iterations=4,
-            extra=("--ckpt-format", "torch", "--save-interval", "2", *extra),
-            **options,
-        )
-        log = tmp_path / f"{name}.txt"
-        return run_training(SCRIPT, arguments, megatron=megatron("0.17.1"), log=log).rows
+    def train(name: str, *extra: str) -> Rows:
+        return run_training(
+            SCRIPT,
+            demo_arguments(iterations=4, extra=("--ckpt-format", "torch", *extra), **options),
+            processes=processes,
+            megatron=megatron("0.17.1"),
+            log=tmp_path / f"{name}.txt",
+        ).rows
 
     checkpoint = str(tmp_path / "checkpoint")
-    whole = train("whole", 4)
-    first = train("first", 2, "--save", checkpoint)
-    second = train("second", 4, "--load", checkpoint)
-    assert [row.iteration for row in second] == [3, 4]
+    whole = train("whole")
+    first = train("first", "--save", checkpoint, "--save-interval", "2", "--exit-interval", "2")
+    second = train("second", "--load", checkpoint)
+    assert [[row.iteration for row in rows] for rows in (first, second)] == [[1, 2], [3, 4]]
     assert first + second == whole
 
 
@@ -262,7 +262,7 @@ def core_trained(
     return train
 
 
-@pytest.mark.parametrize("version", ["0.12.1", "0.16.1", "0.19.2"])
+@pytest.mark.parametrize("version", ["0.12.1", "0.16.1"])  # the others are covered by their own pretrain
 @pytest.mark.parametrize("name", CORE_SETTINGS)
 def test_the_core_trainer_trains(name, version, core_trained):
     ranks = core_trained(name, version)

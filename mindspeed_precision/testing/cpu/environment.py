@@ -140,7 +140,7 @@ PIECES = (
         name="triton_stand_in",
         why="Modules of the training path import triton; its kernels are not launched.",
         error_without="ModuleNotFoundError: No module named 'triton'",
-        when="every run where triton is not installed",
+        when="every run of 0.18 and later where triton is not installed, some modules before",
         versions=">=0.16",
         apply=_stand_in_for_triton,
     ),

@@ -43,7 +43,6 @@ def demo_arguments(
     global_batch_size: int = 8,
     dropout: float = 0.1,
     iterations: int = 5,
-    schedule_iterations: int | None = None,
     learning_rate: float = 1e-3,
     seed: int = 1234,
     extra: Sequence[str] = (),
@@ -71,8 +70,6 @@ def demo_arguments(
         global_batch_size: samples per step over all data-parallel ranks.
         dropout: probability, of hidden and attention dropout.
         iterations: steps.
-        schedule_iterations: steps over which the learning rate decays; ``iterations`` when None. A run that
-            is interrupted and resumed names the whole length here.
         learning_rate: at its highest; decays by a cosine to a tenth.
         seed: of everything.
         extra: further arguments, as Megatron takes them.
@@ -93,7 +90,7 @@ def demo_arguments(
         "--hidden-dropout": dropout,
         "--attention-dropout": dropout,
         "--train-iters": iterations,
-        "--lr-decay-iters": schedule_iterations or iterations,
+        "--lr-decay-iters": iterations,
         "--lr": learning_rate,
         "--min-lr": learning_rate / 10,
         "--lr-decay-style": "cosine",
