@@ -85,12 +85,17 @@ def pin(settings: DeterminismSettings, *, device: str) -> DeterminismReport:
     )
 
 
-def change_findings(changes: list[Change]) -> list[Finding]:
-    """Return a finding for each switch that ``reassert`` had to put back."""
+def change_findings(changes: list[Change], *, strict: bool = True) -> list[Finding]:
+    """Return a finding for each switch that ``reassert`` had to put back.
+
+    Args:
+        changes: what ``reassert`` returned.
+        strict: ``determinism.strict``: the findings are errors, else warnings.
+    """
     return [
         Finding(
             id="determinism.switch_changed",
-            severity=Severity.WARNING,
+            severity=Severity.ERROR if strict else Severity.WARNING,
             confidence=1.0,
             title=f"{change.name} was changed while training ran, and put back",
             evidence=(change.describe(),),

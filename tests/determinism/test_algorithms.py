@@ -78,6 +78,8 @@ def test_reassert_notices_and_puts_back(pinned, name):
     assert algorithms.reassert(pinned) == []
     assert "nobody" not in change.describe()
     (finding,) = change_findings([change])
+    assert finding.severity.value == "error"
+    assert change_findings([change], strict=False)[0].severity.value == "warning"
     assert finding.id == "determinism.switch_changed"
     assert name in finding.title
 

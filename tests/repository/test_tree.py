@@ -60,7 +60,8 @@ def test_a_forbidden_name_is_noticed():
 
 
 def test_test_files_have_unique_names(tracked):
-    names = [Path(path).name for path in tracked if path.startswith("tests/") and path.endswith(".py")]
+    names = [Path(path).name for path in tracked if re.match(r"tests/(.*/)?test_\w+\.py$", path)]
+    assert Path(__file__).name in names
     assert sorted(names) == sorted(set(names)), "without packages pytest cannot tell them apart"
 
 
