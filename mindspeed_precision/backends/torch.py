@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -58,21 +58,14 @@ class TorchBackend:
 
     def finish_digests(self, handles: Sequence[Sums]) -> list[Digest]:
         """Wait once per device and return the digests."""
-        with torch.inference_mode():
-            integers = _to_host(tensor for handle in handles for tensor in handle.integers)
-            floats = _to_host(tensor for handle in handles for tensor in handle.floats)
-        digests, next_integer, next_float = [], 0, 0
-        for handle in handles:
-            count, moments = sum(t.numel() for t in handle.integers), len(handle.floats)
-            digests.append(
-                _digest(
-                    handle,
-                    integers[next_integer : next_integer + count],
-                    floats[next_float : next_float + moments],
-                )
-            )
-            next_integer, next_float = next_integer + count, next_float + moments
-        return digests
+        by_device: dict[torch.device, list[int]] = {}
+        for place, handle in enumerate(handles):
+            by_device.setdefault(handle.device, []).append(place)
+        digests: dict[int, Digest] = {}
+        for device, places in by_device.items():
+            finished = _finish(device, [handles[place] for place in places])
+            digests.update(zip(places, finished, strict=True))
+        return [digests[place] for place in range(len(handles))]
 
     def snapshot(self, tensor: torch.Tensor) -> torch.Tensor:
         """Enqueue a copy in C order.
@@ -117,30 +110,23 @@ def _npu_format(tensor: torch.Tensor) -> str:
     return _NPU_FORMATS.get(code, f"format {code}")
 
 
-def _to_host(tensors: Iterable[torch.Tensor]) -> NDArray[Any]:
-    """Concatenate 1-d tensors on the host in their order, with one copy per device."""
-    flat = list(tensors)
-    if not flat:
-        return np.empty(0)
-    devices = {tensor.device for tensor in flat}
-    if len(devices) == 1:
-        (device,) = devices
-        _synchronize(device)
-        return np.asarray(torch.cat(flat).cpu().numpy())
-    host: list[NDArray[Any]] = [np.empty(0)] * len(flat)
-    for device in devices:
-        _synchronize(device)
-        mine = [index for index, tensor in enumerate(flat) if tensor.device == device]
-        joined = torch.cat([flat[index] for index in mine]).cpu().numpy()
-        ends = np.cumsum([flat[index].numel() for index in mine])[:-1]
-        for index, part in zip(mine, np.split(joined, ends), strict=True):
-            host[index] = part
-    return np.concatenate(host)
-
-
-def _synchronize(device: torch.device) -> None:
+def _finish(device: torch.device, handles: Sequence[Sums]) -> Iterator[Digest]:
     if device.type != "cpu":  # digests may have been enqueued on several streams
         getattr(torch, device.type).synchronize(device)
+    with torch.inference_mode():
+        integers = _to_host([tensor for handle in handles for tensor in handle.integers])
+        floats = _to_host([tensor for handle in handles for tensor in handle.floats])
+    integer = number = 0
+    for handle in handles:
+        integers_end = integer + sum(tensor.numel() for tensor in handle.integers)
+        numbers_end = number + len(handle.floats)
+        yield _digest(handle, integers[integer:integers_end], floats[number:numbers_end])
+        integer, number = integers_end, numbers_end
+
+
+def _to_host(tensors: list[torch.Tensor]) -> NDArray[Any]:
+    """Concatenate 1-d tensors of one device on the host, with one copy."""
+    return np.asarray(torch.cat(tensors).cpu().numpy()) if tensors else np.empty(0)
 
 
 def _digest(sums: Sums, integers: NDArray[np.int64], floats: NDArray[np.floating[Any]]) -> Digest:

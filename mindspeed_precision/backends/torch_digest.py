@@ -83,6 +83,7 @@ class Sums:
     """Partial sums over a tensor, on its device; the arithmetic that is left is done on the host.
 
     Attributes:
+        device: where the sums are.
         numel: elements (two per complex element).
         statistics: the moments are there too.
         floating: may hold NaN and infinities.
@@ -92,6 +93,7 @@ class Sums:
         floats: ``[1]`` each: minimum, maximum, sum and sum of squares of the finite elements.
     """
 
+    device: torch.device
     numel: int
     statistics: bool
     floating: bool = False
@@ -125,6 +127,7 @@ def sums_of(tensor: torch.Tensor, *, statistics: bool) -> Sums:
         raise PrecisionError("no way to take a fingerprint of this element type", found=str(tensor.dtype))
     statistics = statistics and element.numbers
     total = Sums(
+        device=tensor.device,
         numel=tensor.numel() * per_element,
         statistics=statistics,
         floating=element.floating,
@@ -134,7 +137,10 @@ def sums_of(tensor: torch.Tensor, *, statistics: bool) -> Sums:
     for piece in _pieces(tensor, CPU_PIECE if tensor.device.type == "cpu" else DEVICE_PIECE):
         part = torch.view_as_real(piece).reshape(-1) if per_element == 2 else piece
         sums = Sums(
-            numel=part.numel(), statistics=statistics, integers=[_fingerprint_sums(part, element, start)]
+            device=total.device,
+            numel=part.numel(),
+            statistics=statistics,
+            integers=[_fingerprint_sums(part, element, start)],
         )
         if statistics:
             _add_statistics(sums, part, element)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -281,6 +282,14 @@ def test_a_small_tensor_costs_few_calls(dtype, statistics, limit):
     with CountCalls() as count:
         BACKEND.begin_digest(tensor, statistics=statistics)
     assert 10 < count.calls <= limit
+
+
+def test_digests_of_several_devices_come_back_in_order():
+    tensors = [sample(torch.float32, n) for n in (3, 0, 5, 7)]
+    handles = [BACKEND.begin_digest(tensor, statistics=True) for tensor in tensors]
+    moved = [replace(h, device=torch.device("cpu", place % 2)) for place, h in enumerate(handles)]
+    assert repr(BACKEND.finish_digests(moved)) == repr(BACKEND.finish_digests(handles))
+    assert BACKEND.finish_digests([]) == []
 
 
 def test_one_copy_to_the_host_per_kind_of_number():
