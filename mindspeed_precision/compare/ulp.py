@@ -44,11 +44,9 @@ def ulp_distance(baseline: HostTensor, candidate: HostTensor) -> NDArray[np.int6
     if width is None:
         raise IncomparableError("no ULP for this dtype", found=baseline.dtype, expected=", ".join(_ULP_WIDTH))
     one, two = _ordered(baseline.bits, width), _ordered(candidate.bits, width)
-    distance: NDArray[np.int64] = np.abs(one - two)
     nan_one, nan_two = np.isnan(to_numbers(baseline)), np.isnan(to_numbers(candidate))
-    distance[nan_one & nan_two] = 0
-    distance[nan_one ^ nan_two] = -1
-    return distance
+    distance = np.where(nan_one & nan_two, 0, np.where(nan_one ^ nan_two, -1, np.abs(one - two)))
+    return np.asarray(distance, np.int64)
 
 
 def _ordered(bits: NDArray[Any], width: int) -> NDArray[np.int64]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from mindspeed_precision.records import Phase, RecordKey, Role
+from mindspeed_precision.records import NO_MICROBATCH, Phase, RecordKey, Role
 
 
 class Names(Enum):
@@ -38,6 +38,8 @@ class When(Enum):
     """The microbatch before; for the first one the last of the step before."""
     STEP = "step"
     """Same step, any microbatch or none."""
+    MICROBATCHES = "microbatches"
+    """Same step, any microbatch, but not of the whole step."""
     STATE = "state"
     """The last one before this step: what the step started from."""
     STREAM = "stream"
@@ -82,6 +84,7 @@ class Rule:
         phase: phase of the consumer.
         roles: its roles.
         slots: its slots; None for any.
+        whole_step: only records of the whole step (True), of a microbatch (False), or both (None).
         of_parameter: only records about a declared parameter (True), only others (False), or both (None).
         content: roles with which it is linked by equal bits.
         always: consumed in any case.
@@ -91,6 +94,7 @@ class Rule:
     phase: Phase
     roles: tuple[Role, ...]
     slots: tuple[str, ...] | None = None
+    whole_step: bool | None = None
     of_parameter: bool | None = None
     content: tuple[Role, ...] = ()
     always: tuple[Source, ...] = ()
@@ -102,6 +106,7 @@ class Rule:
             key.phase is self.phase
             and key.role in self.roles
             and (self.slots is None or key.slot in self.slots)
+            and (self.whole_step is None or self.whole_step == (key.microbatch == NO_MICROBATCH))
             and (self.of_parameter is None or self.of_parameter == is_parameter)
         )
 
@@ -149,7 +154,10 @@ def _own_state(role: Role) -> Source:
 
 
 RULES: tuple[Rule, ...] = (
-    Rule(Phase.BATCH, (Role.BATCH,), always=(Source(Phase.BATCH, (Role.BATCH,), when=When.STREAM),)),
+    *(
+        Rule(Phase.BATCH, (role,), always=(Source(Phase.BATCH, (role,), when=When.STREAM),))
+        for role in (Role.BATCH, Role.RNG)
+    ),
     Rule(
         Phase.FPROP,
         (Role.INPUT,),
@@ -168,10 +176,21 @@ RULES: tuple[Rule, ...] = (
     Rule(
         Phase.LOSS,
         (Role.LOSS,),
+        whole_step=False,
         always=(
-            Source(Phase.FPROP, (Role.OUTPUT,), Names.ANY, When.STEP, Where.ALL),
+            Source(Phase.FPROP, (Role.OUTPUT,), Names.ANY, When.EARLIER, Where.REPLICA),
             Source(Phase.LOSS, (Role.LOSS,), Names.ANY, When.EARLIER, Where.REPLICA),
-            Source(Phase.BATCH, (Role.BATCH,), Names.ANY, When.STEP, Where.ALL),
+            Source(Phase.BATCH, (Role.BATCH,), Names.ANY, When.EARLIER, Where.REPLICA),
+        ),
+    ),
+    Rule(
+        Phase.LOSS,
+        (Role.LOSS,),
+        whole_step=True,
+        always=(
+            Source(Phase.LOSS, (Role.LOSS,), Names.ANY, When.MICROBATCHES, Where.ALL),
+            Source(Phase.FPROP, (Role.OUTPUT,), Names.ANY, When.MICROBATCHES, Where.ALL),
+            Source(Phase.BATCH, (Role.BATCH,), Names.ANY, When.MICROBATCHES, Where.ALL),
         ),
     ),
     Rule(
@@ -298,7 +317,7 @@ RULES: tuple[Rule, ...] = (
         tiers=_CLIPPED_TIERS,
     ),
 )
-"""The first rule that applies counts. A record of which no rule speaks (initial parameters, random state)
+"""The first rule that applies counts. A record of which no rule speaks (initial parameters)
 consumed nothing that the runs recorded: where it diverges, it is an origin."""
 
 

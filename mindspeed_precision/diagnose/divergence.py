@@ -64,7 +64,7 @@ def _roots(divergent: list[Node], parents: dict[Node, Node | None]) -> dict[Node
 def describe_inputs(graph: Graph, node: Node) -> str:
     """Say in one phrase how what a record consumed compares."""
     consumed = [other for other in graph.consumed(node) if not other.diverges]
-    if graph.rule(node) is None or node.key.role in (Role.HYPERPARAMETER, Role.BATCH):
+    if graph.rule(node) is None or node.key.role in (Role.HYPERPARAMETER, Role.BATCH, Role.RNG):
         return "this is where it enters the run"
     if not consumed:
         return "nothing recorded before it differs"

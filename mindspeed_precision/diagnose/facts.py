@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -126,6 +126,18 @@ class Facts:
         return found.get(name) if isinstance(found, dict) else None
 
 
+def trained_names(run: Run, ranks: Iterable[int]) -> frozenset[str]:
+    """Return the parameters of which a run recorded anything that only training leaves."""
+    phases = (Phase.ACCUMULATE, Phase.REDUCE, Phase.CLIP)
+    states = (Role.HYPERPARAMETER, Role.EXP_AVG, Role.EXP_AVG_SQ)
+    return frozenset(
+        record.key.fqn
+        for rank in ranks
+        for record in run.ranks[rank].records
+        if record.key.phase in phases or record.key.role in states
+    )
+
+
 def pair_of(comparison: Comparison) -> Pair:
     """Return the pair of a comparison that both runs have."""
     assert isinstance(comparison.pair, Pair), comparison.key
@@ -142,6 +154,12 @@ def names(items: Iterable[str], *, most: int = 4) -> str:
 def fqns(origins: Iterable[Origin]) -> str:
     """List the names of origins."""
     return names(origin.key.fqn or "(model)" for origin in origins)
+
+
+def concerns(origins: Sequence[Origin]) -> tuple[str, ...]:
+    """Return a line of evidence that lists the origins of one cause; none where there is but one."""
+    several = len({origin.key.fqn for origin in origins}) > 1
+    return (f"it concerns {fqns(origins)}",) if several else ()
 
 
 def describe_layout(layout: Layout) -> str:

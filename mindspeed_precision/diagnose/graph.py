@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from mindspeed_precision.diagnose.dataflow import Names, Rule, Source, When, Where, rule_for
 from mindspeed_precision.records import (
+    NO_MICROBATCH,
     Comparison,
     Pair,
     Phase,
@@ -143,6 +144,12 @@ class Graph:
 
     def explanation(self, node: Node) -> Node | None:
         """Return a divergent record that ``node`` consumed; None: nothing that it consumed diverges."""
+        if not isinstance(node.comparison.pair, Pair):
+            earlier = next(
+                (n for n in self.divergent.history(node.key.role, node.key.fqn) if _lacks_as(n, node)), None
+            )
+            if earlier is not None:
+                return earlier
         rule = self.rule(node)
         if rule is None:
             return None
@@ -202,7 +209,7 @@ class Graph:
         key = node.key
         if source.when in (When.STATE, When.STREAM, When.PREVIOUS):
             return self._past(node, source, role, index)
-        whole_step = source.when is When.STEP
+        whole_step = source.when in (When.STEP, When.MICROBATCHES)
         names = self._names(key.fqn, source.names)
         if names is not None:
             return [
@@ -214,6 +221,8 @@ class Graph:
             candidates = [n for n in candidates if n.key.fqn.startswith(prefix) and n.key.fqn != key.fqn]
         if source.when is When.EARLIER:
             return (other for other in candidates if other.moment < node.moment and not _same(other, node))
+        if source.when is When.MICROBATCHES:
+            return [other for other in candidates if other.key.microbatch != NO_MICROBATCH]
         return candidates
 
     def _names(self, fqn: str, relation: Names) -> Iterable[str] | None:
@@ -300,6 +309,11 @@ def _precedes(one: Node, two: Node) -> bool:
 
 def _time(node: Node) -> tuple[int, int]:
     return node.key.step, node.key.microbatch
+
+
+def _lacks_as(earlier: Node, node: Node) -> bool:
+    """Tell whether a side that lacks a record lacked it before: what is not trained stays untrained."""
+    return _precedes(earlier, node) and earlier.bits is None and earlier.key.phase is node.key.phase
 
 
 def _same(one: Node, two: Node) -> bool:

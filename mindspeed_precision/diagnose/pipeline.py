@@ -10,7 +10,7 @@ from mindspeed_precision.align.match import Alignment
 from mindspeed_precision.compare import Policy, compare_pair
 from mindspeed_precision.diagnose.coverage import coverage_of
 from mindspeed_precision.diagnose.divergence import find_origins
-from mindspeed_precision.diagnose.facts import Facts
+from mindspeed_precision.diagnose.facts import Facts, trained_names
 from mindspeed_precision.diagnose.graph import Graph, make_node
 from mindspeed_precision.diagnose.reported import reported_findings
 from mindspeed_precision.diagnose.rules import run_rules
@@ -58,21 +58,17 @@ def gather_facts(baseline: Run, candidate: Run, alignment: Alignment, *, policy:
 def _missing_gradients(baseline: Run, candidate: Run, alignment: Alignment) -> list[Comparison]:
     """Turn gradients that one run alone has into comparisons: what is not trained is a divergence.
 
-    Only where the other run recorded gradients of that kind of other parameters: else they were not captured.
+    Only where the other run recorded gradients of that kind of other parameters, and nothing that would show
+    that it trains this one: else they were merely not captured.
     """
-    parameters = {
-        p.fqn for run in (baseline, candidate) for r in alignment.ranks for p in run.ranks[r].parameters
-    }
+    others = {Side.BASELINE: candidate, Side.CANDIDATE: baseline}
+    trained = {side: trained_names(run, alignment.ranks) for side, run in others.items()}
+    names = {p.fqn for run in others.values() for rank in alignment.ranks for p in run.ranks[rank].parameters}
     kinds = {(pair.key.phase, pair.key.role) for pair in alignment.pairs}
     return [
-        Comparison(
-            pair=unmatched,
-            verdict=Verdict.MISSING,
-            metrics={},
-            reason=f"only the {unmatched.side.value} has it",
-        )
-        for unmatched in alignment.unmatched
-        if _is_gradient(unmatched, parameters) and (unmatched.key.phase, unmatched.key.role) in kinds
+        Comparison(pair=u, verdict=Verdict.MISSING, metrics={}, reason=f"only the {u.side.value} has it")
+        for u in alignment.unmatched
+        if (u.key.phase, u.key.role) in kinds and _is_gradient(u, names - trained[u.side])
     ]
 
 

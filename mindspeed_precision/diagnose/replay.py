@@ -57,7 +57,7 @@ def _prove(facts: Facts, finding: Finding) -> Finding:
         remedy = "; ".join(filter(None, (finding.remedy, error.remedy)))
         return replace(finding, evidence=evidence, remedy=remedy)
     if not answer.proved:
-        wrong = "no recipe gives both sides bit for bit, so replay proves nothing"
+        wrong = "not proved by replay: the recorded recipes do not give both sides bit for bit"
         return replace(finding, evidence=(*finding.evidence, wrong), replay=answer)
     return replace(finding, confidence=max(finding.confidence, 0.99), proved_by_replay=True, replay=answer)
 

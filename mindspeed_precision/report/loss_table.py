@@ -48,10 +48,9 @@ def loss_table(rows: Sequence[StepScalars]) -> list[str]:
     ]
     marked = [lines[0]]
     for row, line in zip(rows, lines[1:], strict=True):
-        notes = [
-            f"{name.replace('_', ' ')} differs from here" for name, step in firsts.items() if step == row.step
-        ]
-        marked.append(f"{line}   ← {', '.join(notes)}" if notes else line)
+        names = [name.replace("_", " ") for name, step in firsts.items() if step == row.step]
+        verb = "differs" if len(names) == 1 else "differ"
+        marked.append(f"{line}   ← {' and '.join(names)} {verb}" if names else line)
     return _shorten(marked, rows, {step for step in firsts.values() if step is not None})
 
 

@@ -54,6 +54,8 @@ def verdict_sentence(diagnosis: Diagnosis) -> str:
 def _moment(key: RecordKey) -> str:
     if key.step == INIT_STEP:
         return f"before the first step, {_PHASES[key.phase]}"
+    if key.role is Role.RNG:
+        return f"at step {key.step}, in the random state alone"
     microbatch = f", microbatch {key.microbatch}" if key.microbatch != NO_MICROBATCH else ""
     return f"at step {key.step}{microbatch}, {_PHASES[key.phase]}"
 
@@ -61,30 +63,32 @@ def _moment(key: RecordKey) -> str:
 def scalars_sentence(diagnosis: Diagnosis) -> str:
     """Say whether loss and grad norm agree at the first divergence, and from when they differ."""
     first = diagnosis.first_divergence
-    known = {
-        name: text
-        for name, text in (("loss", "loss"), ("grad_norm", "grad norm"))
-        if recorded(diagnosis.scalars, name)
-    }
+    names = {"grad_norm": "grad norm", "loss": "loss"}
+    known = {text: name for name, text in names.items() if recorded(diagnosis.scalars, name)}
     if first is None or not known:
         return ""
-    since = {text: first_difference(diagnosis.scalars, name) for name, text in known.items()}
-    agree = [text for text, step in since.items() if step is None or step > first.key.step]
-    still = (
-        f"{' and '.join(agree).capitalize()} still agree{'s' if len(agree) == 1 else ''} there"
-        if agree
-        else ""
-    )
-    differ = [f"the {text} differs from step {step}" for text, step in since.items() if step is not None]
-    never = [
-        f"the {text} never differs in the compared steps" for text, step in since.items() if step is None
+    since = {text: first_difference(diagnosis.scalars, name) for text, name in known.items()}
+    agree = sorted((t for t, step in since.items() if step is None or step > first.key.step), reverse=True)
+    still = ""
+    if agree and first.key.step != INIT_STEP:
+        still = f"{' and '.join(agree)} still agree{'s' if len(agree) == 1 else ''} there"
+    later = [
+        f"the {text} differs from step {since[text]}"
+        for text in sorted(since, key=lambda t: since[t] or 0)
+        if since[text] is not None
     ]
-    sentence = "; ".join(filter(None, (still, ", ".join(differ + never))))
-    return f"{sentence[:1].upper()}{sentence[1:]}." if sentence else ""
+    never = [text for text, step in since.items() if step is None]
+    if never:
+        word = "neither differs" if len(never) == 2 else f"the {never[0]} never differs"
+        later.append(f"{word} in the compared steps")
+    sentence = "; ".join(filter(None, (still, ", ".join(later))))
+    return f"{sentence[:1].upper()}{sentence[1:]}."
 
 
 def record_name(key: RecordKey) -> str:
     """Name a record by what it is."""
+    if key.fqn == key.role.value:
+        return f"{key.fqn} [{key.slot}]" if key.slot else key.fqn
     slot = f" [{key.slot}]" if key.slot else ""
     call = f" (call {key.occurrence})" if key.occurrence else ""
     redo = " (recomputed)" if key.recomputed else ""
@@ -110,12 +114,12 @@ def difference(origin: Origin) -> str:
         return _element_difference(metrics, comparison.pair.candidate.dtype)
     order = "the same elements in another order" if metrics.get("permutation") else "bits differ"
     change = metrics.get("norm_change")
-    if change is None:
-        return f"{order} (fingerprints only)"
+    if change is None or "float" not in comparison.pair.candidate.dtype:
+        return order
     norm = (
         "the norm is the same in every digit" if change == 0 else f"the norm moves by {change:.1e} (relative)"
     )
-    return f"{order}; {norm}; the elements themselves were not kept"
+    return f"{order}; {norm}; elements were not kept"
 
 
 def _element_difference(metrics: object, dtype: str) -> str:
@@ -179,7 +183,11 @@ def others(diagnosis: Diagnosis, cause: Finding | None) -> str:
         parts.append(f"{len(same)} more {_kind(same)} {where}, same cause")
     parts.append(f"{_count(rest, 'other origin')}" if rest else "no other origin")
     follow = diagnosis.diverged - sum(len(origin.ranks) for origin in diagnosis.origins)
-    if follow > 0:
+    if follow == 1:
+        parts.append(
+            f"1 more record differs only because of {'these' if len(diagnosis.origins) > 1 else 'it'}"
+        )
+    elif follow > 1:
         parts.append(
             f"{_grouped(follow)} more records differ only because of "
             f"{'these' if len(diagnosis.origins) > 1 else 'it'}"
@@ -191,7 +199,8 @@ def _kind(origins: list[Origin]) -> str:
     roles = {origin.key.role for origin in origins}
     if roles == {Role.WGRAD}:
         return "dW"
-    return f"{roles.pop().value} records" if len(roles) == 1 else "records"
+    plural = "" if len(origins) == 1 else "s"
+    return f"{roles.pop().value} record{plural}" if len(roles) == 1 else f"record{plural}"
 
 
 def coverage_text(diagnosis: Diagnosis) -> str:

@@ -124,7 +124,7 @@ def _differences(facts: Facts, *, id_: str, what: str, lines: list[str], remedy:
             id=id_,
             severity=Severity.WARNING if facts.origins else Severity.INFO,
             confidence=0.3 if facts.origins else 0.1,
-            title=f"{len(lines)} {what} differ" if len(lines) > 1 else f"different {what}",
+            title=f"different {what}",
             evidence=tuple(shown),
             remedy=remedy,
         )

@@ -23,8 +23,8 @@ def parameters_without_wgrad(facts: Facts) -> Iterable[Finding]:
             id="coverage.parameter_without_wgrad",
             severity=Severity.WARNING,
             confidence=1.0,
-            title=f"dW of {len(missing)} trainable parameters was not seen in every microbatch: "
-            "nothing is known of it",
+            title=f"dW was not seen in every microbatch for {len(missing)} of "
+            f"{len(facts.declarations)} parameters",
             evidence=(
                 names((gap.fqn for gap in missing), most=8),
                 f"first: {first.fqn}, rank {first.rank}, step {first.step}, microbatch {first.microbatch}, "
@@ -47,7 +47,7 @@ def unmatched(facts: Facts) -> Iterable[Finding]:
         id="coverage.unmatched_records",
         severity=Severity.WARNING,
         confidence=1.0,
-        title=f"{len(alone)} records have no partner and were not compared",
+        title=f"{len(alone)} record{'' if len(alone) == 1 else 's'} without a partner: not compared",
         evidence=(
             *(f"{count} × {kind}" for kind, count in kinds.most_common(5)),
             f"first: {first.key.describe()}{closest}",

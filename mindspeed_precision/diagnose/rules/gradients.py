@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from mindspeed_precision.diagnose.facts import (
     Facts,
     Scale,
+    concerns,
     describe_factor,
     describe_layout,
     fqns,
@@ -54,7 +55,7 @@ def _scaled_finding(facts: Facts, id_: str, members: list[tuple[Origin, Scale]])
         evidence=(
             f"candidate = {describe_factor(facts, scale.factor)} × baseline, the rest is rounding ({source})",
             first.inputs,
-            f"same factor: {fqns(origin for origin, _ in members)}",
+            *concerns([origin for origin, _ in members]),
         ),
         remedy="candidate: look for a factor on this gradient: loss scale, 1 / number of "
         "microbatches, 1 / size of a group",
@@ -146,7 +147,7 @@ def _value(facts: Facts, origins: list[Origin], *, confidence: float, layouts: s
         severity=Severity.ERROR,
         confidence=confidence,
         title=f"dW of {first.key.fqn} is computed differently from the same operands",
-        evidence=(first.inputs, layouts, f"it concerns {fqns(origins)}"),
+        evidence=(first.inputs, layouts, *concerns(origins)),
         remedy="compare the kernels, their accumulation type and the determinism settings of both runs",
         where=first.key,
         explains=tuple(origin.key for origin in origins),
@@ -165,7 +166,7 @@ def operand_value(facts: Facts) -> Iterable[Finding]:
             confidence=0.7,
             title=f"the {first.key.role.value} that the wgrad GEMM of {first.key.fqn} saw is not "
             "what the module received",
-            evidence=(first.inputs, f"it concerns {fqns(origins)}"),
+            evidence=(first.inputs, *concerns(origins)),
             remedy="look at what happens between the module's boundary and its GEMM: gather, "
             "cast, saved activations",
             where=first.key,
@@ -200,7 +201,7 @@ def accumulation(facts: Facts) -> Iterable[Finding]:
                 severity=Severity.ERROR,
                 confidence=0.8,
                 title=f"main_grad of {first.key.fqn} {title}",
-                evidence=(first.inputs, f"{first.comparison.reason}; it concerns {fqns(members)}"),
+                evidence=(first.inputs, first.comparison.reason, *concerns(members)),
                 remedy=remedy,
                 where=first.key,
                 explains=tuple(origin.key for origin in members),
@@ -221,7 +222,8 @@ def reduction(facts: Facts) -> Iterable[Finding]:
             "same contributions",
             evidence=(
                 first.inputs,
-                f"ranks {names(map(str, first.ranks), most=8)}; it concerns {fqns(origins)}",
+                f"ranks {names(map(str, first.ranks), most=8)}",
+                *concerns(origins),
             ),
             remedy="compare the collective's group, operation, dtype and algorithm (NCCL_ALGO, "
             "HCCL_DETERMINISTIC)",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from mindspeed_precision.diagnose.facts import Facts, fqns
+from mindspeed_precision.diagnose.facts import Facts, concerns
 from mindspeed_precision.diagnose.rules.registry import rule
 from mindspeed_precision.records import Finding, Origin, Phase, Role, Severity, Verdict
 
@@ -47,7 +47,7 @@ def _finding(id_: str, origins: list[Origin], what: str, remedy: str) -> Finding
         severity=Severity.ERROR,
         confidence=0.5,
         title=what.format(first.key.fqn or "the model"),
-        evidence=(first.inputs, f"{first.comparison.reason}; it concerns {fqns(origins)}"),
+        evidence=(first.inputs, first.comparison.reason, *concerns(origins)),
         remedy=remedy,
         where=first.key,
         explains=tuple(origin.key for origin in origins),
@@ -65,7 +65,7 @@ def kinds(facts: Facts) -> Iterable[Finding]:
             severity=Severity.ERROR,
             confidence=0.85,
             title=f"{first.key.fqn or '(model)'} {first.key.role.value} has another shape or dtype",
-            evidence=(first.comparison.reason, f"it concerns {fqns(origins)}"),
+            evidence=(first.comparison.reason, *concerns(origins)),
             remedy="compare the configuration of both runs: dtypes, sequence length, microbatch "
             "size, padding",
             where=first.key,
