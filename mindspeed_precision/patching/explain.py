@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,10 +47,16 @@ def list_rows(search_path: Sequence[str | Path] = ()) -> list[PatchDeclaration]:
 def check_rows(search_path: Sequence[str | Path] = (), *, allow_external: bool = False) -> list[CheckRow]:
     """Resolve every declaration on this machine: imports the targets, changes nothing.
 
+    What a run patches only if its program has imported it is imported, too, after all others: a check has a
+    process of its own.
+
     Raises:
         ConfigError: see ``load_declarations``.
     """
-    return [_check(declaration, allow_external) for declaration in load_declarations(search_path)]
+    declarations = load_declarations(search_path)
+    gentle_first = sorted(declarations, key=lambda declaration: declaration.if_loaded)
+    rows = {declaration.name: _check(declaration, allow_external) for declaration in gentle_first}
+    return [rows[declaration.name] for declaration in declarations]
 
 
 def explain(name: str, search_path: Sequence[str | Path] = (), *, allow_external: bool = False) -> str:
@@ -80,6 +87,8 @@ def explain(name: str, search_path: Sequence[str | Path] = (), *, allow_external
 
 
 def _check(declaration: PatchDeclaration, allow_external: bool) -> CheckRow:
+    if declaration.if_loaded:
+        declaration = dataclasses.replace(declaration, if_loaded=False, optional=True)
     resolution = resolve(declaration, allow_external=allow_external)
     return CheckRow(
         name=declaration.name,

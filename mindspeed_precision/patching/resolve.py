@@ -96,10 +96,9 @@ def resolve(declaration: PatchDeclaration, *, allow_external: bool = False) -> R
 def _import(module: str, outcome: Outcome) -> dict[str, Any]:
     try:
         namespace = namespace_of(importlib.import_module(module))
-    except ModuleNotFoundError as error:
-        raise _UnresolvedError(outcome, str(error)) from error
     except Exception as error:  # whatever a foreign module raises while it is imported
-        reason = f"importing {module} failed: {type(error).__name__}: {error}"
+        missing = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
+        reason = str(error) if missing else f"importing {module} failed: {type(error).__name__}: {error}"
         raise _UnresolvedError(outcome, reason) from error
     if namespace is None:
         raise _UnresolvedError(outcome, f"{module} is no module")

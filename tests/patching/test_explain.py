@@ -20,6 +20,10 @@ patches:
      signature: (texts), effect: observe, why: test}
   - {name: stranger, target: "textwrap:dedent", wrapper: "textwrap:dedent",
      signature: (text), effect: observe, why: test}
+  - {name: unloaded, target: "this:d", wrapper: "mindspeed_precision.patching.lookup:describe",
+     signature: (text), effect: observe, why: test, if_loaded: true}
+  - {name: unloadable, target: "no_such_module:d", wrapper: "mindspeed_precision.x:y",
+     signature: (text), effect: observe, why: test, if_loaded: true}
 """
 
 
@@ -40,10 +44,12 @@ def test_check(toy):
         "gone": ("absent", False),
         "drifted": ("signature differs", True),
         "stranger": ("wrapper unusable", True),
+        "unloaded": ("signature differs", True),  # imported for the check
+        "unloadable": ("absent", False),
     }
     text = check_text(list(rows.values()))
-    assert "! signature differs  toy/drifted   declared for (texts), found (text)" in text
-    assert text.endswith("2 of 4 patches cannot be used here (!)")
+    assert "! signature differs  toy/drifted     declared for (texts), found (text)" in text
+    assert text.endswith("3 of 6 patches cannot be used here (!)")
     assert check_text([rows["fine"]]).endswith("every patch is fine here")
 
 

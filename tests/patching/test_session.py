@@ -165,7 +165,9 @@ def test_constraint_lies_below_observer_whatever_the_order(victim):
         assert victim.scale is original
 
 
-def test_every_problem_is_named_and_nothing_installed(victim):
+def test_every_problem_is_named_and_nothing_installed(victim, monkeypatch, tmp_path):
+    (tmp_path / "toy_needy.py").write_text("import no_such_dependency")
+    monkeypatch.syspath_prepend(tmp_path)
     before = {
         name: dict(vars(victim.Base)) if name == "Base" else vars(victim)[name] for name in ("Base", "scale")
     }
@@ -174,6 +176,7 @@ def test_every_problem_is_named_and_nothing_installed(victim):
         declare("toy_victim:scael", name="typo"),
         declare("toy_victim:Base.backward", "(ctx, grad_output, handle)", name="drifted"),
         declare("no_such_module:f", name="nowhere"),
+        declare("toy_needy:f", name="needy"),
         declare("toy_victim:Base.method", "(self, x)", wrapper="no_wrapper", name="wrapperless"),
     ]
     with pytest.raises(PatchError) as caught:
@@ -182,7 +185,8 @@ def test_every_problem_is_named_and_nothing_installed(victim):
     assert "no patch was applied" in text
     assert "typo (toy_victim:scael): toy_victim has no scael" in text
     assert "declared for (ctx, grad_output, handle), found (ctx, grad_output)" in text
-    assert "nowhere" in text
+    assert "nowhere (no_such_module:f): No module named 'no_such_module'\n" in text
+    assert "importing toy_needy failed: ModuleNotFoundError: No module named 'no_such_dependency'" in text
     assert "no function no_wrapper" in text
     assert "good" not in text
     assert dict(vars(victim.Base)) == before["Base"]
