@@ -138,8 +138,7 @@ def assert_learns(rows: Rows) -> None:
     losses = [float(row.loss) for row in rows]
     assert len(rows) >= 3
     assert [row.iteration for row in rows] == list(range(1, len(rows) + 1))
-    assert losses == sorted(losses, reverse=True)  # NaN would not be sorted
-    assert 4.0 < losses[-1] < losses[0] < 6.0
+    assert 4.0 < losses[-1] < losses[0] < 6.0  # false for NaN
     assert all(0.1 < float(row.grad_norm) < 10 for row in rows)
 
 
@@ -189,12 +188,12 @@ def test_interleaved_stages_repeat_themselves(trained, megatron, tmp_path):
 
 @pytest.mark.parametrize(("processes", "options"), [(1, {}), (1, {"dtype": "bf16"}), (2, {"tp": 2})])
 def test_a_resumed_run_is_the_uninterrupted_one(processes, options, megatron, tmp_path):
-    """Stop and save after two of four steps (``--ckpt-format torch``), load, go on: the same printed numbers."""
+    """Stop and save after two of five steps (``--ckpt-format torch``), load, go on: the same numbers."""
 
     def train(name: str, *extra: str) -> Rows:
         return run_training(
             SCRIPT,
-            demo_arguments(iterations=4, extra=("--ckpt-format", "torch", *extra), **options),
+            demo_arguments(extra=("--ckpt-format", "torch", *extra), **options),
             processes=processes,
             megatron=megatron("0.17.1"),
             log=tmp_path / f"{name}.txt",
@@ -204,8 +203,11 @@ def test_a_resumed_run_is_the_uninterrupted_one(processes, options, megatron, tm
     whole = train("whole")
     first = train("first", "--save", checkpoint, "--save-interval", "2", "--exit-interval", "2")
     second = train("second", "--load", checkpoint)
-    assert [[row.iteration for row in rows] for rows in (first, second)] == [[1, 2], [3, 4]]
-    assert first + second == whole
+    assert [[row.iteration for row in rows] for rows in (first, second)] == [[1, 2], [3, 4, 5]]
+    assert first == whole[:2]
+    assert [row.grad_norm for row in second] == [row.grad_norm for row in whole[2:]]
+    # the second line of a run shows the mean of its first two steps (LogRow)
+    assert (second[0], second[2]) == (whole[2], whole[4])
 
 
 @pytest.mark.parametrize("name", ABLATIONS)

@@ -34,7 +34,8 @@ class LogRow:
 
     Attributes:
         iteration: Megatron's number, from 1.
-        loss: the text after ``lm loss:``; empty when the step was skipped.
+        loss: the text after ``lm loss:``; empty when the step was skipped. From 0.16 Megatron does not reset
+            its sum after the first line of a run: the second line shows the mean of the first two steps.
         grad_norm: the text after ``grad norm:``; empty when none was printed.
     """
 
