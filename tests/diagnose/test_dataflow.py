@@ -44,10 +44,16 @@ def test_rules_only_look_at_what_came_before():
 
 @pytest.mark.parametrize(
     ("phase", "role", "slot"),
-    [(Phase.FPROP, Role.OUTPUT, "0"), (Phase.ACCUMULATE, Role.MAIN_GRAD, "after"), (Phase.OPTIMIZER, Role.PARAM, "")],
+    [
+        (Phase.FPROP, Role.OUTPUT, "0"),
+        (Phase.ACCUMULATE, Role.MAIN_GRAD, "after"),
+        (Phase.OPTIMIZER, Role.PARAM, ""),
+    ],
 )
 def test_what_training_computes_has_a_rule(phase, role, slot):
-    assert rule_for(RecordKey(step=0, microbatch=0, phase=phase, fqn="m", role=role, slot=slot), is_parameter=True)
+    assert rule_for(
+        RecordKey(step=0, microbatch=0, phase=phase, fqn="m", role=role, slot=slot), is_parameter=True
+    )
 
 
 def node(seq, phase, role, fqn, *, rank=0, bits=None, where=None, microbatch=0, step=0, slot="", shape=(2,)):
@@ -55,7 +61,14 @@ def node(seq, phase, role, fqn, *, rank=0, bits=None, where=None, microbatch=0, 
     one, two = bits or (seq * 2 + 1, seq * 2 + 2)
     key = RecordKey(step=step, microbatch=microbatch, phase=phase, fqn=fqn, role=role, slot=slot)
     records = [
-        TensorRecord(seq=seq, key=key, shape=shape, dtype="float32", layout=None, digest=Digest(fingerprint=b, unordered=b))
+        TensorRecord(
+            seq=seq,
+            key=key,
+            shape=shape,
+            dtype="float32",
+            layout=None,
+            digest=Digest(fingerprint=b, unordered=b),
+        )
         for b in (one, two)
     ]
     pair = Pair(rank=rank, baseline=records[0], candidate=records[1])

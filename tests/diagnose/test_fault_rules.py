@@ -40,7 +40,9 @@ def diagnose(directory, baseline=None, **candidate) -> Diagnosis:
     shape = "" if "plants" in baseline else repr(sorted(baseline.items()))
     one = _BASELINES.get(shape)
     if one is None:
-        one = write_fake_run(_BASELINES["directory"] / str(len(list(_BASELINES["directory"].iterdir()))), **baseline)
+        one = write_fake_run(
+            _BASELINES["directory"] / str(len(list(_BASELINES["directory"].iterdir()))), **baseline
+        )
         if shape:
             _BASELINES[shape] = one
     two = write_fake_run(directory / "candidate", **{**baseline, **candidate})
@@ -179,7 +181,9 @@ def test_fault_is_named_and_is_the_only_origin(name, tmp_path):
     assert best.id == finding
 
 
-@pytest.mark.parametrize("shape", [{}, ELEMENTS, TWO_RANKS, {"level": Level.FINGERPRINT}, {"microbatches": 1}])
+@pytest.mark.parametrize(
+    "shape", [{}, ELEMENTS, TWO_RANKS, {"level": Level.FINGERPRINT}, {"microbatches": 1}]
+)
 def test_healthy_pair_is_identical_without_a_finding(shape, tmp_path):
     diagnosis = diagnose(tmp_path, shape)
     assert diagnosis.status is Verdict.IDENTICAL

@@ -30,7 +30,9 @@ PLAIN = Layout(stride=(IN, 1))
 MODULE = "decoder.layers.0.mlp.linear_fc1"
 
 
-def write_gemm(directory, grad_output, received, wgrad, layout, *, dtype="float16", payloads=True, numerics=None):
+def write_gemm(
+    directory, grad_output, received, wgrad, layout, *, dtype="float16", payloads=True, numerics=None
+):
     """Write a run of one GEMM; arrays are raw bits."""
     create_run(
         directory,
@@ -55,7 +57,12 @@ def write_gemm(directory, grad_output, received, wgrad, layout, *, dtype="float1
         key = RecordKey(step=0, microbatch=0, phase=Phase.WGRAD, fqn=fqn, role=role)
         records.append(
             TensorRecord(
-                seq=seq, key=key, shape=bits.shape, dtype=dtype, layout=lay, digest=digest_host(host, statistics=True)
+                seq=seq,
+                key=key,
+                shape=bits.shape,
+                dtype=dtype,
+                layout=lay,
+                digest=digest_host(host, statistics=True),
             )
         )
         if payloads and fqn == MODULE:
@@ -160,7 +167,9 @@ def test_without_elements_the_remedy_is_a_second_pass(tmp_path):
 
 def test_without_torch_the_finding_stays_unproved(tmp_path, monkeypatch):
     found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "torch" else found(name, *a))
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *a: None if name == "torch" else found(name, *a)
+    )
     finding = _simple(tmp_path)
     assert finding.id == "wgrad.operand_layout"
     assert "not proved by replay: torch is not installed here" in finding.evidence
