@@ -182,7 +182,7 @@ class Session:
             return
         from mindspeed_precision.determinism import change_findings, reassert
 
-        self.findings += change_findings(reassert(self._switches))
+        self.findings += change_findings(reassert(self._switches), strict=self.settings.determinism.strict)
 
     def _zero_dropout(self, chunks: list[Any]) -> None:
         from mindspeed_precision.determinism import zero_dropout

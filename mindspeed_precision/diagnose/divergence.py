@@ -26,14 +26,16 @@ def find_origins(graph: Graph) -> tuple[Origin, ...]:
         if roots[node] is node:
             by_key[node.key].append(node)
     computed = {key: nodes for key, nodes in by_key.items() if key.role is not Role.RNG}
-    return tuple(
-        Origin(
-            comparison=nodes[0].comparison,
-            ranks=tuple(sorted({node.rank for node in nodes})),
-            propagated=led_back[key],
-            inputs=describe_inputs(graph, nodes[0]),
-        )
-        for key, nodes in (computed or by_key).items()
+    return tuple(_origin(graph, nodes, led_back[key]) for key, nodes in (computed or by_key).items())
+
+
+def _origin(graph: Graph, nodes: list[Node], propagated: int) -> Origin:
+    first = min(nodes, key=lambda node: node.rank)
+    return Origin(
+        comparison=first.comparison,
+        ranks=tuple(sorted({node.rank for node in nodes})),
+        propagated=propagated,
+        inputs=describe_inputs(graph, first),
     )
 
 

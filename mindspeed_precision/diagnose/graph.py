@@ -168,7 +168,7 @@ class Graph:
         if rule is None:
             return []
         sources = [*rule.always, *self._tier(node, rule)]
-        near = [source for source in sources if source.when is not When.EARLIER]
+        near = [s for s in sources if s.when is not When.EARLIER and s.names is not Names.NEAR]
         return [found for source in near for found in self._resolve(node, source, self.all)]
 
     def _first(self, node: Node, sources: Iterable[Source]) -> Node | None:
@@ -194,8 +194,9 @@ class Graph:
         for other in self._linked[node.bits]:
             same_time = (other.key.step, other.key.microbatch) == (node.key.step, node.key.microbatch)
             state = other.key.role is Role.PARAM and other.key.step < node.key.step
-            earlier = other.seq < node.seq if other.rank == node.rank else other.key.role is not node.key.role
-            if other.key.role in rule.content and (state or (same_time and earlier and other is not node)):
+            # strictly earlier on every rank: replicas show each other's tensors, which would be a circle
+            earlier = other.moment < node.moment and not _same(other, node)
+            if other.key.role in rule.content and (state or (same_time and earlier)):
                 yield other
 
     def _resolve(self, node: Node, source: Source, index: Index) -> Iterator[Node]:
@@ -234,6 +235,8 @@ class Graph:
             return sorted({name.rpartition(".")[0] for name in owners})
         if relation is Names.PARAMETERS:
             return self._parameters_below(fqn)
+        if relation is Names.NEAR:
+            return self._parameters_below(fqn.rpartition(".")[0])
         return None
 
     def _parameters_below(self, fqn: str) -> list[str]:

@@ -1,0 +1,146 @@
+"""``mindspeed-precision demo``: real trainings on this machine, told as they happen."""
+
+from __future__ import annotations
+
+import datetime
+import sys
+import time
+from pathlib import Path
+
+from mindspeed_precision.errors import ConfigError, PrecisionError
+from mindspeed_precision.records import Diagnosis, Phase, Verdict
+from mindspeed_precision.report.console import show
+from mindspeed_precision.testing.demo.glm4 import REMEDY, SCRIPT, STEPS, Arithmetic, Glm4, RunSpec, probe
+from mindspeed_precision.testing.demo.launch import CompletedRun
+
+CASES = ("glm4",)
+LAYOUTS = {1: "one process", 2: "two processes, tensor-parallel"}
+
+BASELINE = RunSpec(name="baseline", other=True)
+CANDIDATE = RunSpec(name="candidate", other=False)
+REPAIRED = RunSpec(
+    name="candidate-with-remedy",
+    other=False,
+    flags=("--precision-debug-set", f"remedies=[{REMEDY}]"),
+)
+
+
+def run(case: str, *, out: str | Path | None = None) -> int:
+    """Run a case and tell what it shows.
+
+    Args:
+        case: name of the case; ``glm4``.
+        out: directory for runs, logs and reports; a new one under ``runs/`` when None.
+
+    Returns:
+        0 when the first divergence is a dW, proved by replay, and the remedy makes the runs identical;
+        else 1.
+
+    Raises:
+        ConfigError: there is no such case.
+        PrecisionError: ``out`` is not empty, or this machine cannot show the case.
+        ExternalCommandError: a training failed.
+    """
+    if case not in CASES:
+        raise ConfigError("no such case", where="demo", found=case, expected=" or ".join(CASES))
+    directory = _directory(case, out)
+    arithmetic = probe()
+    if arithmetic is None:
+        raise PrecisionError(
+            "this CPU multiplies a transposed view and its copy to the same bits in every arithmetic that "
+            "was tried, so it cannot show this case",
+            where="demo glm4",
+        )
+    _say(_introduction(arithmetic, directory))
+    shown = [_show_layout(processes, arithmetic, directory) for processes in LAYOUTS]
+    return 0 if all(shown) else 1
+
+
+def _directory(case: str, out: str | Path | None) -> Path:
+    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    directory = Path(out) if out else Path("runs") / f"demo-{case}-{stamp}"
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise PrecisionError(
+            "not an empty directory",
+            where=str(directory),
+            remedy="give a new one with --out; nothing was lost",
+        )
+    return directory
+
+
+def _introduction(arithmetic: Arithmetic, directory: Path) -> str:
+    return (
+        "The GLM4 case: two runs of one Megatron GPT, equal but for one line in its linears' backward.\n"
+        "  baseline    dW = grad_output.t().contiguous() @ input   (as the MindSpore side computes it)\n"
+        "  candidate   dW = grad_output.t() @ input                (Megatron as it is)\n"
+        f"  script      {SCRIPT.name}, {STEPS} steps of 1280 tokens\n"
+        f"  this CPU    {arithmetic.describe()}\n"
+        f"  files       {directory}\n"
+    )
+
+
+def _show_layout(processes: int, arithmetic: Arithmetic, directory: Path) -> bool:
+    """Run the case at one tensor-parallel size; tell whether it showed what it is about."""
+    case = Glm4(processes=processes, arithmetic=arithmetic, out=directory / f"tp{processes}")
+    _say(f"\n━━ {LAYOUTS[processes]} ━━\n")
+    baseline, candidate = _timed("training baseline and candidate", case, BASELINE, CANDIDATE)
+    _say("\nWhat the two logs print:\n")
+    _say(log_table(baseline, candidate))
+
+    _, files = case.compare(BASELINE.name, CANDIDATE.name, report="first-pass")
+    if "window" not in files:
+        _say("\nThe runs do not diverge on this CPU with real data: nothing to show.")
+        return False
+    window = ("--precision-debug-config", files["window"])
+    _say("\nThey diverge. Once more, keeping the elements of the divergent window, to prove the cause:\n")
+    again = [
+        RunSpec(name=f"{spec.name}-window", other=spec.other, flags=window) for spec in (BASELINE, CANDIDATE)
+    ]
+    _timed("training both again", case, *again)
+    diagnosis, files = case.compare(again[0].name, again[1].name, report="compare")
+    _say("")
+    show(diagnosis, files)
+
+    _say("\nThe candidate once more, with the remedy:\n")
+    _timed(f"training with remedies=[{REMEDY}]", case, REPAIRED)
+    repaired, files = case.compare(BASELINE.name, REPAIRED.name, report="compare-with-remedy")
+    _say("")
+    show(repaired, files)
+    return _is_the_case(diagnosis) and repaired.status is Verdict.IDENTICAL
+
+
+def _is_the_case(diagnosis: Diagnosis) -> bool:
+    first = diagnosis.first_divergence
+    proved = any(f.id == "wgrad.operand_layout" and f.proved_by_replay for f in diagnosis.findings)
+    return first is not None and first.key.phase is Phase.WGRAD and proved
+
+
+def log_table(baseline: CompletedRun, candidate: CompletedRun) -> str:
+    """Return loss and grad norm of two runs as their logs print them, differences marked."""
+    lines = ["  step   loss baseline   loss candidate   grad norm baseline   grad norm candidate"]
+    for one, two in zip(baseline.rows, candidate.rows, strict=True):
+        marks = [
+            name
+            for name, a, b in (("loss", one.loss, two.loss), ("norm", one.grad_norm, two.grad_norm))
+            if a != b
+        ]
+        mark = f"   ← {' and '.join(marks)}" if marks else ""
+        lines.append(
+            f"  {one.iteration - 1:4d}   {one.loss:>13}   {two.loss:>14}   {one.grad_norm:>18}   "
+            f"{two.grad_norm:>19}{mark}"
+        )
+    return "\n".join(lines)
+
+
+def _timed(what: str, case: Glm4, *specs: RunSpec) -> list[CompletedRun]:
+    sys.stdout.write(f"  {what} … ")
+    sys.stdout.flush()
+    start = time.monotonic()
+    done = case.train(specs)
+    _say(f"{time.monotonic() - start:.0f} s")
+    return done
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
