@@ -106,6 +106,16 @@ ABLATIONS: dict[str, tuple[str, int, dict[str, object], str]] = {
     "triton_stand_in": ("0.19.2", 1, {}, "No module named 'triton'"),
     "typing_override": ("0.19.2", 1, {}, "cannot import name 'override' from 'typing'"),
 }
+# the same with CpuTrainer, for versions without megatron.training
+CORE_ABLATIONS: dict[str, tuple[str, int, dict[str, object], str]] = {
+    "router_gemm": ("0.16.1", 1, {"experts": 4}, "name 'te_general_gemm' is not defined"),
+    "no_fp8_shards": (
+        "0.12.1",
+        2,
+        {"distributed_optimizer": True},
+        "Invalid Transformer Engine version for FP8 distributed optimizer",
+    ),
+}
 EXPLAINED_ELSEWHERE = {
     "loader_randomness": "silent: test_cpu_traps",
     "send_alias": "silent: test_cpu_traps",
@@ -225,6 +235,27 @@ def test_a_piece_is_needed(name, megatron, tmp_path):
     assert says in (tmp_path / "log.txt").read_text()
 
 
+@pytest.mark.parametrize("name", CORE_ABLATIONS)
+def test_a_piece_is_needed_by_the_core(name, megatron, scripts, tmp_path):
+    version, processes, settings, says = CORE_ABLATIONS[name]
+    arguments = [json.dumps(settings), "1", str(tmp_path)]
+
+    def train(log: str, *without: str) -> None:
+        run_training(
+            scripts / "train_core.py",
+            arguments,
+            processes=processes,
+            megatron=megatron(version),
+            log=tmp_path / log,
+            without=without,
+        )
+
+    train("with.txt")
+    with pytest.raises(ExternalCommandError):
+        train("without.txt", name)
+    assert says in (tmp_path / "without.txt").read_text()
+
+
 CORE_SETTINGS: dict[str, tuple[int, dict[str, object]]] = {
     "1p": (1, {"microbatches": 4}),
     "dp2": (2, {"microbatches": 2}),
@@ -289,4 +320,4 @@ def test_five_versions_of_the_core_give_the_same_bits(core_trained):
 def test_every_needed_piece_is_shown_to_be_needed():
     """A piece without an ablation, or an ablation of a piece that is gone, is an error here."""
     needed = {piece.name for piece in cpu.PIECES if not piece.optional}
-    assert needed == set(ABLATIONS) | set(EXPLAINED_ELSEWHERE)
+    assert needed == {*ABLATIONS, *CORE_ABLATIONS, *EXPLAINED_ELSEWHERE}
