@@ -9,6 +9,9 @@ from mindspeed_precision.compare.policy import Limit, Policy
 from mindspeed_precision.dump.reader import Run
 from mindspeed_precision.records import Comparison, Pair, RecordKey, Role, Verdict
 
+BITS_DIFFER = "bits differ"
+"""Reason of every divergence under a policy that tolerates nothing."""
+
 _EXACT_ROLES = {Role.HYPERPARAMETER, Role.BATCH, Role.RNG}
 """What a run is given rather than computes: no rounding excuses a difference."""
 
@@ -48,7 +51,7 @@ def _judge(policy: Policy, dtype: str, key: RecordKey, metrics: Metrics) -> tupl
     """Apply the policy to metrics of a pair whose bits differ."""
     rule = None if key.role in _EXACT_ROLES else policy.rule_for(dtype)
     if rule is None:
-        return Verdict.DIVERGED, "bits differ"
+        return Verdict.DIVERGED, BITS_DIFFER
     known = [limit for limit in rule.limits if limit.metric in metrics]
     if not known or (rule.every and len(known) < len(rule.limits)):
         needed = ", ".join(limit.metric for limit in rule.limits if limit.metric not in metrics)

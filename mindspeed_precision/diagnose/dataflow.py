@@ -24,6 +24,8 @@ class Names(Enum):
     """Submodules, at any depth."""
     PARAMETERS = "parameters"
     """Parameters of the module and its submodules."""
+    NEAR = "near"
+    """Parameters of the module around this one: a bias may be added, or a weight used, outside its owner."""
     ANY = "any"
 
 
@@ -125,6 +127,7 @@ _EARLIER_BACKWARD = (
     Source(Phase.DGRAD, _FLOW, Names.ANY, When.EARLIER, Where.REPLICA),
 )
 _STATE_PARAMETERS = Source(Phase.OPTIMIZER, (Role.PARAM,), Names.PARAMETERS, When.STATE, Where.REPLICA)
+_NEAR_PARAMETERS = Source(Phase.OPTIMIZER, (Role.PARAM,), Names.NEAR, When.STATE, Where.REPLICA)
 _OWNER_TENSORS = (
     Source(Phase.DGRAD, (Role.GRAD_OUTPUT,), Names.OWNER, When.MICROBATCH, Where.REPLICA),
     Source(Phase.FPROP, (Role.INPUT,), Names.OWNER, When.MICROBATCH, Where.REPLICA),
@@ -162,6 +165,7 @@ RULES: tuple[Rule, ...] = (
         Phase.FPROP,
         (Role.INPUT,),
         content=(Role.BATCH, Role.OUTPUT, Role.INPUT, Role.PARAM),
+        always=(_NEAR_PARAMETERS,),
         tiers=(_EARLIER_FORWARD,),
     ),
     Rule(
@@ -197,6 +201,7 @@ RULES: tuple[Rule, ...] = (
         Phase.DGRAD,
         (Role.GRAD_OUTPUT,),
         content=(Role.GRAD_INPUT, Role.GRAD_OUTPUT),
+        always=(_NEAR_PARAMETERS,),
         tiers=(_EARLIER_BACKWARD,),
     ),
     Rule(

@@ -10,6 +10,7 @@ from typing import Any
 
 from mindspeed_precision.align.match import Alignment
 from mindspeed_precision.compare.policy import Policy
+from mindspeed_precision.compare.verdict import BITS_DIFFER
 from mindspeed_precision.diagnose.graph import Graph, Node
 from mindspeed_precision.dump.reader import Run
 from mindspeed_precision.records import (
@@ -154,6 +155,12 @@ def names(items: Iterable[str], *, most: int = 4) -> str:
 def fqns(origins: Iterable[Origin]) -> str:
     """List the names of origins."""
     return names(origin.key.fqn or "(model)" for origin in origins)
+
+
+def reason(origin: Origin) -> tuple[str, ...]:
+    """Return a line of evidence with the verdict's reason, where it says more than that bits differ."""
+    text = origin.comparison.reason
+    return () if text == BITS_DIFFER else (text,)
 
 
 def concerns(origins: Sequence[Origin]) -> tuple[str, ...]:

@@ -194,8 +194,10 @@ class Graph:
         for other in self._linked[node.bits]:
             same_time = (other.key.step, other.key.microbatch) == (node.key.step, node.key.microbatch)
             state = other.key.role is Role.PARAM and other.key.step < node.key.step
-            # strictly earlier on every rank: replicas show each other's tensors, which would be a circle
-            earlier = other.moment < node.moment and not _same(other, node)
+            # replicas show each other's tensors, which would be a circle; what one pipeline stage sends the
+            # other receives, in any order of stages where each has several chunks
+            sent = other.moment[1] != node.moment[1] and other.key.role is not node.key.role
+            earlier = sent or (other.moment < node.moment and not _same(other, node))
             if other.key.role in rule.content and (state or (same_time and earlier)):
                 yield other
 

@@ -98,8 +98,10 @@ def _cause_blocks(finding: Finding, label: str, already_said: str) -> list[Block
 def _other_blocks(finding: Finding) -> list[Block]:
     if finding.severity is Severity.ERROR:
         return _cause_blocks(finding, "cause", "")
-    detail = "; ".join(finding.evidence)
-    return [Block(label=finding.severity.value, lines=(f"{finding.title}: {detail}  [{finding.id}]",))]
+    lines = [f"{finding.title}  [{finding.id}]", *(f"  {line}" for line in finding.evidence)]
+    if finding.severity is Severity.WARNING:
+        lines.append(f"  remedy: {finding.remedy}")
+    return [Block(label=finding.severity.value, lines=tuple(lines))]
 
 
 def _certainty(finding: Finding) -> str:

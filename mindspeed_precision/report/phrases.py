@@ -43,9 +43,7 @@ def verdict_sentence(diagnosis: Diagnosis) -> str:
     if diagnosis.status is Verdict.WITHIN_TOLERANCE:
         return f"WITHIN TOLERANCE: {compared} agree, though not all bit for bit."
     if diagnosis.status is Verdict.MISSING:
-        return (
-            "NOT CERTIFIED: nothing that was compared differs, but too little was to say that the runs agree."
-        )
+        return "NOT CERTIFIED: nothing that was compared differs, but it does not prove that the runs agree."
     if first is None:
         return "DIVERGED: every record is within tolerance, but the loss over the steps is not."
     return f"DIVERGED {_moment(first.key)}."
@@ -72,14 +70,17 @@ def scalars_sentence(diagnosis: Diagnosis) -> str:
     still = ""
     if agree and first.key.step != INIT_STEP:
         still = f"{' and '.join(agree)} still agree{'s' if len(agree) == 1 else ''} there"
-    later = [
-        f"the {text} differs from step {since[text]}"
-        for text in sorted(since, key=lambda t: since[t] or 0)
-        if since[text] is not None
-    ]
+    changes: dict[int, list[str]] = {}
+    for text, step in since.items():
+        if step is not None:
+            changes.setdefault(step, []).append(f"the {text}")
+    later: list[str] = []
+    for step in sorted(changes):
+        verb = "" if later else (" differ" if len(changes[step]) > 1 else " differs")
+        later.append(f"{' and '.join(changes[step])}{verb} from step {step}")
     never = [text for text, step in since.items() if step is None]
     if never:
-        word = "neither differs" if len(never) == 2 else f"the {never[0]} never differs"
+        word = "neither differs" if len(never) == len(names) else f"the {never[0]} never differs"
         later.append(f"{word} in the compared steps")
     sentence = "; ".join(filter(None, (still, ", ".join(later))))
     return f"{sentence[:1].upper()}{sentence[1:]}."
@@ -137,12 +138,12 @@ def _element_difference(metrics: object, dtype: str) -> str:
 
 def replay_lines(replay: Replay) -> list[str]:
     """Say which recipe gives which side bit for bit."""
-    both = [
-        r for r in replay.recipes if r.recorded_for or 0 in (r.baseline_mismatched, r.candidate_mismatched)
-    ]
-    width = max((len(recipe.recipe) for recipe in both), default=0)
+    recorded_ones = [recipe for recipe in replay.recipes if recipe.recorded_for]
+    hits_any = [r for r in replay.recipes if 0 in (r.baseline_mismatched, r.candidate_mismatched)]
+    told = recorded_ones if replay.proved else list(dict.fromkeys([*recorded_ones, *hits_any]))
+    width = max((len(recipe.recipe) for recipe in told), default=0)
     lines = []
-    for recipe in both:
+    for recipe in told:
         hits = [
             side.value
             for side, count in (

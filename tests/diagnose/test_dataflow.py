@@ -93,6 +93,16 @@ def test_pipeline_stage_receives_the_divergence_of_the_stage_before():
     assert origins(nodes, stages) == [("decoder.layers.0", "output", (0,))]
 
 
+def test_second_chunk_of_a_stage_receives_what_a_later_stage_sent():
+    # virtual pipeline: layer 2 is on stage 0 again, after layer 1 on stage 1
+    stages = {rank: RankCoordinates(rank=rank, world_size=2, pp_rank=rank, pp_size=2) for rank in (0, 1)}
+    nodes = [
+        node(5, Phase.FPROP, Role.OUTPUT, "decoder.layers.1", rank=1, bits=(7, 8), where=stages[1]),
+        node(9, Phase.FPROP, Role.INPUT, "decoder.layers.2", bits=(7, 8), where=stages[0]),
+    ]
+    assert origins(nodes, stages) == [("decoder.layers.1", "output", (1,))]
+
+
 def test_tensor_parallel_peer_explains_an_output_but_not_its_own_twin():
     peers = {rank: RankCoordinates(rank=rank, world_size=2, tp_rank=rank, tp_size=2) for rank in (0, 1)}
     spread = [
@@ -128,6 +138,24 @@ def test_recomputed_forward_does_not_start_anything():
     first = node(0, Phase.FPROP, Role.OUTPUT, "decoder.layers.0", bits=(3, 4))
     again = node(9, Phase.FPROP, Role.INPUT, "decoder.layers.1", bits=(3, 4))
     assert origins([first, again], alone) == [("decoder.layers.0", "output", (0,))]
+
+
+def test_bias_that_is_added_outside_its_module_explains_what_follows():
+    alone = {0: RankCoordinates()}
+    bias = "decoder.layers.0.self_attention.linear_proj.bias"
+    moved = node(50, Phase.OPTIMIZER, Role.PARAM, bias, microbatch=-1)
+    after = node(9, Phase.FPROP, Role.INPUT, "decoder.layers.0.pre_mlp_layernorm", step=1, slot="0")
+    assert origins([moved, after], alone, [bias]) == [(bias, "param", (0,))]
+    elsewhere = node(9, Phase.FPROP, Role.INPUT, "decoder.layers.1.pre_mlp_layernorm", step=1, slot="0")
+    assert len(origins([moved, elsewhere], alone, [bias])) == 2
+
+
+def test_an_origin_speaks_of_its_first_rank():
+    replicas = {rank: RankCoordinates(rank=rank, world_size=2, dp_rank=rank, dp_size=2) for rank in (0, 1)}
+    nodes = [node(3 - r, Phase.WGRAD, Role.WGRAD, "fc2", rank=r, where=replicas[r]) for r in (0, 1)]
+    (origin,) = find_origins(Graph(nodes, replicas, {}))
+    assert origin.ranks == (0, 1)
+    assert origin.comparison.pair.rank == 0
 
 
 def test_circle_of_explanations_still_has_an_origin():

@@ -1,4 +1,4 @@
-"""Every rule with a fault that it must name, beside the healthy twin of the same shape that must be silent."""
+"""Every rule with a fault that it must name, and healthy twins about which all must be silent."""
 
 from __future__ import annotations
 
@@ -59,111 +59,270 @@ FAULTS = {
     "layout": ({}, {"plants": [LAYOUT, NUDGE]}, "wgrad.operand_layout", 0, "wgrad", LINEAR, 1),
     "kernel": (ELEMENTS, {"plants": [NUDGE]}, "wgrad.value", 0, "wgrad", LINEAR, 1),
     "kernel, fingerprints": (
-        {"level": Level.FINGERPRINT}, {"plants": [NUDGE]}, "wgrad.value", 0, "wgrad", LINEAR, 1,
+        {"level": Level.FINGERPRINT},
+        {"plants": [NUDGE]},
+        "wgrad.value",
+        0,
+        "wgrad",
+        LINEAR,
+        1,
     ),
     "scaled, elements": (
-        ELEMENTS, {"plants": [plant(**GEMM, microbatch=0, step=0, value=scaled(1.001))]},
-        "wgrad.scaled", 0, "wgrad", LINEAR, 1,
+        ELEMENTS,
+        {"plants": [plant(**GEMM, microbatch=0, step=0, value=scaled(1.001))]},
+        "wgrad.scaled",
+        0,
+        "wgrad",
+        LINEAR,
+        1,
     ),
     "scaled, statistics": (
-        {}, {"plants": [plant(**GEMM, microbatch=0, step=0, value=scaled(1.001))]},
-        "wgrad.scaled", 0, "wgrad", LINEAR, 1,
+        {},
+        {"plants": [plant(**GEMM, microbatch=0, step=0, value=scaled(1.001))]},
+        "wgrad.scaled",
+        0,
+        "wgrad",
+        LINEAR,
+        1,
     ),
     "operand": (
-        {}, {"plants": [plant(phase="wgrad", role="input", fqn=LINEAR, step=0, microbatch=0, value=scaled(2))]},
-        "wgrad.operand_value", 0, "wgrad", LINEAR, 1,
+        {},
+        {"plants": [plant(phase="wgrad", role="input", fqn=LINEAR, step=0, microbatch=0, value=scaled(2))]},
+        "wgrad.operand_value",
+        0,
+        "wgrad",
+        LINEAR,
+        1,
     ),
     "accumulation": (
-        {}, {"plants": [plant(phase="accumulate", slot="after", fqn=WEIGHT, step=0, microbatch=1, value=nudged())]},
-        "wgrad.accumulation", 0, "accumulate", WEIGHT, 1,
+        {},
+        {
+            "plants": [
+                plant(phase="accumulate", slot="after", fqn=WEIGHT, step=0, microbatch=1, value=nudged())
+            ]
+        },
+        "wgrad.accumulation",
+        0,
+        "accumulate",
+        WEIGHT,
+        1,
     ),
     "stale gradient": (
-        {}, {"plants": [plant(phase="accumulate", slot="before", fqn=WEIGHT, step=1, microbatch=0, value=constant(1))]},
-        "wgrad.stale_main_grad", 1, "accumulate", WEIGHT, 1,
+        {},
+        {
+            "plants": [
+                plant(phase="accumulate", slot="before", fqn=WEIGHT, step=1, microbatch=0, value=constant(1))
+            ]
+        },
+        "wgrad.stale_main_grad",
+        1,
+        "accumulate",
+        WEIGHT,
+        1,
     ),
     "reduction": (
-        TWO_RANKS, {"plants": [plant(phase="reduce", fqn=WEIGHT, step=0, value=nudged())]},
-        "reduce.value", 0, "reduce", WEIGHT, 1,
+        TWO_RANKS,
+        {"plants": [plant(phase="reduce", fqn=WEIGHT, step=0, value=nudged())]},
+        "reduce.value",
+        0,
+        "reduce",
+        WEIGHT,
+        1,
     ),
     "reduction scaled": (
-        TWO_RANKS, {"plants": [plant(phase="reduce", fqn=WEIGHT, step=0, value=scaled(2))]},
-        "reduce.scaled", 0, "reduce", WEIGHT, 1,
+        TWO_RANKS,
+        {"plants": [plant(phase="reduce", fqn=WEIGHT, step=0, value=scaled(2))]},
+        "reduce.scaled",
+        0,
+        "reduce",
+        WEIGHT,
+        1,
     ),
     "grad norm": (
-        {}, {"plants": [plant(phase="clip", role="grad_norm", step=0, value=scaled(2))]},
-        "optimizer.grad_norm", 0, "clip", "grad_norm", 1,
+        {},
+        {"plants": [plant(phase="clip", role="grad_norm", step=0, value=scaled(2))]},
+        "optimizer.grad_norm",
+        0,
+        "clip",
+        "grad_norm",
+        1,
     ),
     "clipping": (
-        {}, {"plants": [plant(phase="clip", role="main_grad", fqn=WEIGHT, step=0, value=scaled(2))]},
-        "optimizer.clip", 0, "clip", WEIGHT, 1,
+        {},
+        {"plants": [plant(phase="clip", role="main_grad", fqn=WEIGHT, step=0, value=scaled(2))]},
+        "optimizer.clip",
+        0,
+        "clip",
+        WEIGHT,
+        1,
     ),
     "state": (
-        {}, {"plants": [plant(phase="optimizer", role="exp_avg", fqn=WEIGHT, step=1, value=constant(0))]},
-        "optimizer.state", 1, "optimizer", WEIGHT, 1,
+        {},
+        {"plants": [plant(phase="optimizer", role="exp_avg", fqn=WEIGHT, step=1, value=constant(0))]},
+        "optimizer.state",
+        1,
+        "optimizer",
+        WEIGHT,
+        1,
     ),
     "update": (
-        {}, {"plants": [plant(phase="optimizer", role="param", fqn=WEIGHT, step=0, value=nudged())]},
-        "optimizer.update", 0, "optimizer", WEIGHT, 1,
+        {},
+        {"plants": [plant(phase="optimizer", role="param", fqn=WEIGHT, step=0, value=nudged())]},
+        "optimizer.update",
+        0,
+        "optimizer",
+        WEIGHT,
+        1,
     ),
     "weight decay": (
-        {}, {"plants": [plant(role="hyperparameter", slot="weight_decay", fqn=WEIGHT, value=constant(0))]},
-        "optimizer.weight_decay", 0, "optimizer", WEIGHT, 1,
+        {},
+        {"plants": [plant(role="hyperparameter", slot="weight_decay", fqn=WEIGHT, value=constant(0))]},
+        "optimizer.weight_decay",
+        0,
+        "optimizer",
+        WEIGHT,
+        1,
     ),
     "learning rate": ({}, {"lr": 0.02}, "optimizer.lr", 0, "optimizer", f"{EMBEDDING}.weight", 6),
     "epsilon": ({}, {"eps": 1e-5}, "optimizer.eps", 0, "optimizer", f"{EMBEDDING}.weight", 6),
     "beta": (
-        {}, {"plants": [plant(role="hyperparameter", slot="beta2", value=constant(0.9))]},
-        "optimizer.beta", 0, "optimizer", f"{EMBEDDING}.weight", 6,
+        {},
+        {"plants": [plant(role="hyperparameter", slot="beta2", value=constant(0.9))]},
+        "optimizer.beta",
+        0,
+        "optimizer",
+        f"{EMBEDDING}.weight",
+        6,
     ),
     "step counter": (
-        {}, {"plants": [plant(role="hyperparameter", slot="step", fqn=WEIGHT, value=constant(7))]},
-        "optimizer.hyperparameter", 0, "optimizer", WEIGHT, 1,
+        {},
+        {"plants": [plant(role="hyperparameter", slot="step", fqn=WEIGHT, value=constant(7))]},
+        "optimizer.hyperparameter",
+        0,
+        "optimizer",
+        WEIGHT,
+        1,
     ),
     "frozen": ({}, {"frozen": frozenset([WEIGHT])}, "model.frozen_parameter", 0, "wgrad", LINEAR, 1),
     "frozen baseline": (
-        {"frozen": frozenset([WEIGHT])}, {"frozen": frozenset()},
-        "model.frozen_parameter", 0, "wgrad", LINEAR, 1,
+        {"frozen": frozenset([WEIGHT])},
+        {"frozen": frozenset()},
+        "model.frozen_parameter",
+        0,
+        "wgrad",
+        LINEAR,
+        1,
     ),
     "other data": (
-        {}, {"plants": [plant(role="batch", slot="tokens", step=1, microbatch=0, value=constant(3))]},
-        "data.batch_differs", 1, "batch", "batch", 1,
+        {},
+        {"plants": [plant(role="batch", slot="tokens", step=1, microbatch=0, value=constant(3))]},
+        "data.batch_differs",
+        1,
+        "batch",
+        "batch",
+        1,
     ),
     "shuffled rank": (
-        TWO_RANKS, {"plants": [plant(role="batch", slot="tokens", rank=1, value=permuted())]},
-        "data.batch_order", 0, "batch", "batch", 1,
+        TWO_RANKS,
+        {"plants": [plant(role="batch", slot="tokens", rank=1, value=permuted())]},
+        "data.batch_order",
+        0,
+        "batch",
+        "batch",
+        1,
     ),
     "initial weights": (
-        {}, {"plants": [plant(phase="init", fqn=WEIGHT, value=scaled(1.5))]},
-        "weights.initial_differs", INIT_STEP, "init", WEIGHT, 1,
+        {},
+        {"plants": [plant(phase="init", fqn=WEIGHT, value=scaled(1.5))]},
+        "weights.initial_differs",
+        INIT_STEP,
+        "init",
+        WEIGHT,
+        1,
     ),
     "forward": (
-        {}, {"plants": [plant(phase="fprop", role="output", fqn=LINEAR, step=0, microbatch=0, value=scaled(2))]},
-        "fprop.value", 0, "fprop", LINEAR, 1,
+        {},
+        {"plants": [plant(phase="fprop", role="output", fqn=LINEAR, step=0, microbatch=0, value=scaled(2))]},
+        "fprop.value",
+        0,
+        "fprop",
+        LINEAR,
+        1,
     ),
     "backward": (
-        {}, {"plants": [plant(phase="dgrad", role="grad_input", fqn=LINEAR, step=0, microbatch=1, value=scaled(2))]},
-        "dgrad.value", 0, "dgrad", LINEAR, 1,
+        {},
+        {
+            "plants": [
+                plant(phase="dgrad", role="grad_input", fqn=LINEAR, step=0, microbatch=1, value=scaled(2))
+            ]
+        },
+        "dgrad.value",
+        0,
+        "dgrad",
+        LINEAR,
+        1,
     ),
     "loss": (
-        {}, {"plants": [plant(phase="loss", microbatch=0, step=1, value=scaled(2))]},
-        "fprop.loss", 1, "loss", "loss", 1,
+        {},
+        {"plants": [plant(phase="loss", microbatch=0, step=1, value=scaled(2))]},
+        "fprop.loss",
+        1,
+        "loss",
+        "loss",
+        1,
     ),
     "not finite": (
-        {}, {"plants": [plant(phase="fprop", role="output", fqn=LINEAR, step=1, microbatch=1, value=constant(float("nan")))]},
-        "nonfinite.first", 1, "fprop", LINEAR, 1,
+        {},
+        {
+            "plants": [
+                plant(
+                    phase="fprop",
+                    role="output",
+                    fqn=LINEAR,
+                    step=1,
+                    microbatch=1,
+                    value=constant(float("nan")),
+                )
+            ]
+        },
+        "nonfinite.first",
+        1,
+        "fprop",
+        LINEAR,
+        1,
     ),
     "dtype": (
-        {}, {"plants": [plant(phase="reduce", fqn=WEIGHT, step=0, value=lambda v: v.astype("float16"))]},
-        "layout.kind_differs", 0, "reduce", WEIGHT, 1,
+        {},
+        {"plants": [plant(phase="reduce", fqn=WEIGHT, step=0, value=lambda v: v.astype("float16"))]},
+        "layout.kind_differs",
+        0,
+        "reduce",
+        WEIGHT,
+        1,
     ),
     "random state": (
-        {}, {"plants": [plant(role="rng", value=constant(7))]}, "rng.state_differs", 0, "batch", "rng", 1,
+        {},
+        {"plants": [plant(role="rng", value=constant(7))]},
+        "rng.state_differs",
+        0,
+        "batch",
+        "rng",
+        1,
     ),
     "input": (
-        {}, {"plants": [plant(phase="fprop", role="input", fqn="output_layer", step=0, microbatch=0, value=scaled(2))]},
-        "diagnosis.unknown", 0, "fprop", "output_layer", 1,
+        {},
+        {
+            "plants": [
+                plant(phase="fprop", role="input", fqn="output_layer", step=0, microbatch=0, value=scaled(2))
+            ]
+        },
+        "diagnosis.unknown",
+        0,
+        "fprop",
+        "output_layer",
+        1,
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -240,11 +399,22 @@ def test_parameter_without_dw_is_a_gap_and_not_called_frozen(tmp_path):
     ("shape", "finding"),
     [
         ({"lr": 0.0}, "vacuous.lr_zero"),
-        ({"plants": [plant(phase=p, drop=True) for p in ("wgrad", "accumulate", "reduce", "clip")]}, "vacuous.no_gradient"),
-        ({"plants": [plant(phase="dgrad", role="grad_*", value=scaled(0)), plant(phase="wgrad", value=scaled(0))]}, "vacuous.no_gradient"),
+        (
+            {"plants": [plant(phase=p, drop=True) for p in ("wgrad", "accumulate", "reduce", "clip")]},
+            "vacuous.no_gradient",
+        ),
+        (
+            {
+                "plants": [
+                    plant(phase="dgrad", role="grad_*", value=scaled(0)),
+                    plant(phase="wgrad", value=scaled(0)),
+                ]
+            },
+            "vacuous.no_gradient",
+        ),
         ({"plants": [plant(step=s, drop=True) for s in (0, 1)]}, "vacuous.no_records"),
     ],
-)  # fmt: skip
+)
 def test_what_was_not_exercised_is_not_certified(shape, finding, tmp_path):
     diagnosis = diagnose(tmp_path, shape)
     assert diagnosis.status is Verdict.MISSING
@@ -289,7 +459,15 @@ def test_findings_of_the_runs_themselves_are_given_once(tmp_path):
 
 def test_every_registered_id_is_exercised_by_a_test():
     exercised = {fault[2] for fault in FAULTS.values()}
-    elsewhere = {"coverage.unmatched_records", "coverage.parameter_without_wgrad", "coverage.not_judged",
-                 "vacuous.lr_zero", "vacuous.no_gradient", "vacuous.no_records", "config.differs", "env.differs",
-                 "env.versions_differ"}  # fmt: skip
+    elsewhere = {
+        "coverage.unmatched_records",
+        "coverage.parameter_without_wgrad",
+        "coverage.not_judged",
+        "vacuous.lr_zero",
+        "vacuous.no_gradient",
+        "vacuous.no_records",
+        "config.differs",
+        "env.differs",
+        "env.versions_differ",
+    }
     assert finding_ids() == exercised | elsewhere

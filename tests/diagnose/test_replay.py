@@ -1,4 +1,4 @@
-"""Replay on GEMMs that torch computed in two layouts: proof where there is one, a reason where there is none."""
+"""Replay of GEMMs that torch computed in two layouts: proof where there is one, else a reason."""
 
 from __future__ import annotations
 

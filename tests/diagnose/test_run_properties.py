@@ -1,4 +1,4 @@
-"""Properties of a comparison: a run equals itself, and no order of ranks, files or sides changes the answer."""
+"""A run equals itself, and no order of ranks, files or sides changes the answer."""
 
 from __future__ import annotations
 

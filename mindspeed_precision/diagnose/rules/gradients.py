@@ -11,8 +11,8 @@ from mindspeed_precision.diagnose.facts import (
     concerns,
     describe_factor,
     describe_layout,
-    fqns,
     names,
+    reason,
     same_layout,
     scale_of,
 )
@@ -105,8 +105,7 @@ def _operand_layout(facts: Facts, origins: list[Origin]) -> Finding:
             f"{pair.key.role.value} {list(pair.baseline.shape)}: {describe_layout(one)} in the baseline, "
             f"{describe_layout(two)} in the candidate"
         )
-    if len(origins) > 1:
-        evidence.append(f"same cause: {fqns(origins[1:])}")
+    evidence += concerns(origins)
     return Finding(
         id="wgrad.operand_layout",
         severity=Severity.ERROR,
@@ -201,7 +200,7 @@ def accumulation(facts: Facts) -> Iterable[Finding]:
                 severity=Severity.ERROR,
                 confidence=0.8,
                 title=f"main_grad of {first.key.fqn} {title}",
-                evidence=(first.inputs, first.comparison.reason, *concerns(members)),
+                evidence=(first.inputs, *reason(first), *concerns(members)),
                 remedy=remedy,
                 where=first.key,
                 explains=tuple(origin.key for origin in members),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from mindspeed_precision.diagnose.facts import Facts, concerns
+from mindspeed_precision.diagnose.facts import Facts, concerns, reason
 from mindspeed_precision.diagnose.rules.registry import rule
 from mindspeed_precision.records import Finding, Origin, Phase, Role, Severity, Verdict
 
@@ -47,7 +47,7 @@ def _finding(id_: str, origins: list[Origin], what: str, remedy: str) -> Finding
         severity=Severity.ERROR,
         confidence=0.5,
         title=what.format(first.key.fqn or "the model"),
-        evidence=(first.inputs, first.comparison.reason, *concerns(origins)),
+        evidence=(first.inputs, *reason(first), *concerns(origins)),
         remedy=remedy,
         where=first.key,
         explains=tuple(origin.key for origin in origins),

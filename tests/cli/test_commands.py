@@ -1,0 +1,217 @@
+"""The commands from outside: exit statuses, and one line for every bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from mindspeed_precision.cli import build_parser, main
+from mindspeed_precision.records import Level
+from mindspeed_precision.testing.fake_runs import LINEAR, plant, scaled, write_fake_run
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("runs")
+    fault = plant(phase="wgrad", role="wgrad", fqn=LINEAR, step=0, value=scaled(2))
+    write_fake_run(directory / "one")
+    write_fake_run(directory / "two", plants=[fault])
+    write_fake_run(directory / "wide", ranks=2)
+    write_fake_run(directory / "idle", lr=0.0)
+    return directory
+
+
+def run(capsys, *argv):
+    status = main([str(argument) for argument in argv])
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+def test_equal_runs_are_0(runs, tmp_path, capsys):
+    status, out, err = run(capsys, "compare", runs / "one", runs / "one", "--out", tmp_path)
+    assert (status, err) == (0, "")
+    assert out.startswith("IDENTICAL")
+
+
+def test_different_runs_are_1_and_leave_a_report_beside_the_candidate(runs, capsys):
+    status, out, err = run(capsys, "compare", runs / "one", runs / "two")
+    assert (status, err) == (1, "")
+    assert "wgrad.scaled" in out
+    assert json.loads((runs / "compare" / "verdict.json").read_text())["status"] == "diverged"
+    assert str(runs / "compare" / "verdict.json") in out
+
+
+def test_json_is_the_verdict(runs, tmp_path, capsys):
+    status, out, _ = run(
+        capsys, "compare", runs / "one", runs / "two", "--json", "--no-replay", "--out", tmp_path
+    )
+    assert status == 1
+    assert json.loads(out) == json.loads((tmp_path / "verdict.json").read_text())
+
+
+def test_what_proves_nothing_is_2_and_says_so(runs, tmp_path, capsys):
+    status, out, err = run(capsys, "compare", runs / "idle", runs / "idle", "--out", tmp_path)
+    assert status == 2
+    assert out.startswith("NOT CERTIFIED")
+    assert err.count("\n") == 1
+    assert "learning rate is zero" in err
+
+
+def _truncated_index(run_directory):
+    path = run_directory / "rank00000" / "index.jsonl"
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def _truncated_payload(run_directory):
+    path = next((run_directory / "rank00000").glob("step*.safetensors"))
+    path.write_bytes(path.read_bytes()[:-40])
+
+
+def _missing_payload(run_directory):
+    next((run_directory / "rank00000").glob("step*.safetensors")).unlink()
+
+
+def _other_schema(run_directory):
+    path = run_directory / "run.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "schema": 99}))
+
+
+def _not_json(run_directory):
+    (run_directory / "run.json").write_text("{")
+
+
+def _other_model(run_directory):
+    path = run_directory / "rank00000" / "index.jsonl"
+    path.write_text(
+        path.read_text().replace(f'"fqn":"{LINEAR}.bias","shape"', '"fqn":"decoder.other","shape"')
+    )
+    (run_directory / "rank00000" / "COMPLETE").unlink()
+
+
+SPOILED = {
+    "truncated index": (_truncated_index, "index.jsonl"),
+    "truncated payload": (_truncated_payload, "safetensors"),
+    "missing payload": (_missing_payload, "safetensors"),
+    "another schema": (_other_schema, "another schema"),
+    "no JSON": (_not_json, "not readable as JSON"),
+    "another model": (_other_model, "different models"),
+}
+
+
+@pytest.mark.parametrize("name", SPOILED)
+def test_a_spoiled_run_is_one_line_and_2(name, runs, tmp_path, capsys):
+    spoil, words = SPOILED[name]
+    fault = plant(phase="wgrad", role="wgrad", fqn=LINEAR, value=scaled(2))
+    one = write_fake_run(tmp_path / "one", level=Level.TENSOR)
+    two = write_fake_run(tmp_path / "two", level=Level.TENSOR, plants=[fault])
+    spoil(two)
+    _one_line(run(capsys, "compare", one, two, "--out", tmp_path / "out"), words)
+
+
+@pytest.mark.parametrize(
+    ("baseline", "candidate", "more", "words"),
+    [
+        ("absent", "one", (), "no such run directory"),
+        ("one", "absent", (), "no such run directory"),
+        ("one/run.json", "one", (), "not a directory"),
+        ("one", "empty", (), "not a run"),
+        ("one", "wide", (), "different parallel layouts"),
+        ("one", "one", ("--policy", "strict"), "exact, huawei, tolerance"),
+        ("one", "one", ("--policy", "absent.yaml"), "no such policy"),
+        ("one", "one", ("--out", "one/run.json/x"), "cannot write the report"),
+    ],
+)
+def test_bad_input_is_one_line_and_2(baseline, candidate, more, words, runs, capsys, monkeypatch):
+    monkeypatch.chdir(runs)
+    (runs / "empty").mkdir(exist_ok=True)
+    _one_line(run(capsys, "compare", baseline, candidate, *more), words)
+
+
+def _one_line(result, words):
+    status, out, err = result
+    assert (status, out) == (2, "")
+    assert err.startswith("mindspeed-precision: ")
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+    assert words in err
+
+
+def test_show_lists_and_selects(runs, capsys):
+    status, out, err = run(
+        capsys, "show", runs / "one", "--fqn", f"{LINEAR}*", "--role", "wgrad", "--step", 1
+    )
+    assert (status, err) == (0, "")
+    lines = out.splitlines()[2:]
+    assert len(lines) == 4
+    assert all(LINEAR in line and "wgrad" in line for line in lines)
+
+
+def test_show_json(runs, capsys):
+    status, out, _ = run(capsys, "show", runs / "one", "--role", "grad_norm", "--json")
+    assert status == 0
+    assert [entry["step"] for entry in json.loads(out)] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--role", "weights"), "no such role"),
+        (("--fqn", "nowhere*"), "none of the run's"),
+        (("--step", "9"), "none of the run's"),
+    ],
+)
+def test_show_says_what_does_not_fit(arguments, words, runs, capsys):
+    _one_line(run(capsys, "show", runs / "one", *arguments), words)
+
+
+def test_patches_list_and_explain(capsys):
+    status, out, _ = run(capsys, "patches", "list")
+    assert status == 0
+    name = out.split()[0].partition("/")[2]
+    status, out, _ = run(capsys, "patches", "explain", name)
+    assert status == 0
+    assert name in out
+    _one_line(run(capsys, "patches", "explain", "no_such_patch"), "no_such_patch")
+
+
+@pytest.mark.parametrize("argv", [[], ["compare"], ["compare", "a"], ["conquer"], ["patches"], ["show"]])
+def test_incomplete_commands_show_their_usage(argv, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(argv)
+    assert caught.value.code == 2
+    assert "usage: mindspeed-precision" in capsys.readouterr().err
+
+
+def test_help_lists_the_commands_that_exist(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["--help"])
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    assert all(command in text for command in ("compare", "show", "patches", "demo"))
+    assert all(command not in text for command in ("preflight", "verify", "ckpt"))
+    assert build_parser().prog == "mindspeed-precision"
+
+
+def test_module_runs_as_a_program_without_a_framework(runs, tmp_path):
+    blocker = tmp_path / "torch.py"
+    blocker.write_text("raise ImportError('the offline half must not import torch')\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "mindspeed_precision", "compare", runs / "one", runs / "two", "--no-replay"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.startswith("DIVERGED")
+
+
+def test_a_broken_pipe_is_no_error(runs):
+    program = f"{sys.executable} -m mindspeed_precision show {runs / 'wide'} | head -n 1"
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.stderr == ""
+    assert done.stdout.count("\n") == 1
