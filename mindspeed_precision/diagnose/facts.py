@@ -110,7 +110,7 @@ class Facts:
             for origin in self.origins
             if origin.key.phase is phase
             and origin.key.role in roles
-            and isinstance(origin.comparison.pair, Pair)
+            and origin.comparison.verdict is Verdict.DIVERGED
         ]
 
     def operands(self, origin: Origin) -> list[Pair]:
@@ -218,8 +218,8 @@ def _measured_scale(
 ) -> Scale | None:
     deviation = abs(factor - 1)
     standard_error = residual / math.sqrt(max(int(metrics["elements"]), 1))
-    rounding = residual <= 4 * epsilon and deviation >= 12 * standard_error and deviation >= 4 * epsilon / 16
-    if int(metrics["elements"]) > 1 and (rounding or deviation > 20 * residual) and deviation > 1e-7:
+    rounding = residual <= 4 * epsilon and deviation >= 12 * standard_error and deviation >= epsilon / 16
+    if int(metrics["elements"]) > 1 and (rounding or deviation > 20 * residual) and deviation > 1e-6:
         return Scale(factor=factor, measured=True)
     return None
 

@@ -28,6 +28,7 @@ class Node:
 
     Attributes:
         comparison: what was compared.
+        key: identity of the record.
         rank: its rank.
         seq: its place in the rank's execution order, in the baseline where it has the record.
         bits: fingerprints on both sides; None where one side lacks the record.
@@ -36,15 +37,11 @@ class Node:
     """
 
     comparison: Comparison
+    key: RecordKey
     rank: int
     seq: int
     bits: tuple[int, int] | None
     moment: tuple[int, int, int]
-
-    @property
-    def key(self) -> RecordKey:
-        """Identity of the record."""
-        return self.comparison.key
 
     @property
     def diverges(self) -> bool:
@@ -71,7 +68,12 @@ def make_node(comparison: Comparison, coordinates: RankCoordinates) -> Node:
     stage = _STAGES.get(record.key.phase, 4)
     pipeline = coordinates.pp_rank if stage < _STAGES[Phase.DGRAD] else -coordinates.pp_rank
     return Node(
-        comparison=comparison, rank=pair.rank, seq=record.seq, bits=bits, moment=(stage, pipeline, record.seq)
+        comparison=comparison,
+        key=record.key,
+        rank=pair.rank,
+        seq=record.seq,
+        bits=bits,
+        moment=(stage, pipeline, record.seq),
     )
 
 

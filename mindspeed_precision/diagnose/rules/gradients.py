@@ -74,7 +74,12 @@ def operands(facts: Facts) -> Iterable[Finding]:
     if groups[False]:
         yield _operand_layout(facts, groups[False])
     if groups[None]:
-        yield _value(facts, groups[None], confidence=0.4, layouts="the operands' layouts were not recorded")
+        yield _value(
+            facts,
+            groups[None],
+            confidence=0.4,
+            layouts="the operands' layouts were not recorded: one may differ",
+        )
     if groups[True]:
         yield _value(
             facts, groups[True], confidence=0.7, layouts="the operands lay in memory in the same way"
