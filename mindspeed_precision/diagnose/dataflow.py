@@ -294,6 +294,19 @@ RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(Phase.CLIP, (Role.MAIN_GRAD,), always=(_GRAD_NORM,), tiers=_REDUCED_TIERS),
+    *(
+        # Megatron's groups hold the factor and the product: the product is what the optimizer uses
+        Rule(
+            Phase.OPTIMIZER,
+            (Role.HYPERPARAMETER,),
+            slots=(factor,),
+            always=(
+                Source(Phase.OPTIMIZER, (Role.HYPERPARAMETER,), when=When.STREAM),
+                Source(Phase.OPTIMIZER, (Role.HYPERPARAMETER,), when=When.STEP, slot=product),
+            ),
+        )
+        for factor, product in (("wd_mult", "weight_decay"), ("lr_mult", "lr"))
+    ),
     Rule(
         Phase.OPTIMIZER,
         (Role.HYPERPARAMETER,),

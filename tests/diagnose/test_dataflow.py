@@ -150,6 +150,17 @@ def test_bias_that_is_added_outside_its_module_explains_what_follows():
     assert len(origins([moved, elsewhere], alone, [bias])) == 2
 
 
+def test_factor_of_a_group_is_no_second_origin_beside_its_product():
+    alone = {0: RankCoordinates()}
+    kind = (Phase.OPTIMIZER, Role.HYPERPARAMETER, "w")
+    factor = node(1, *kind, slot="wd_mult", microbatch=-1)
+    product = node(2, *kind, slot="weight_decay", microbatch=-1)
+    graph = Graph([factor, product], alone, {"w": frozenset(["w"])})
+    assert [origin.key.slot for origin in find_origins(graph)] == ["weight_decay"]
+    graph = Graph([factor], alone, {"w": frozenset(["w"])})
+    assert [origin.key.slot for origin in find_origins(graph)] == ["wd_mult"]
+
+
 def test_an_origin_speaks_of_its_first_rank():
     replicas = {rank: RankCoordinates(rank=rank, world_size=2, dp_rank=rank, dp_size=2) for rank in (0, 1)}
     nodes = [node(3 - r, Phase.WGRAD, Role.WGRAD, "fc2", rank=r, where=replicas[r]) for r in (0, 1)]
