@@ -13,8 +13,8 @@ MCORE := .mcore
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 TORCH := $(shell sed -n 's/^ *"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
-# A build without CUDA, which is ten times smaller; used where it can be reached.
-TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+# Set it to PyTorch's index of CPU builds where pip would otherwise take the build with CUDA (gigabytes).
+TORCH_INDEX ?=
 
 DEMO_MCORE := 0.17.1
 MCORE_VERSIONS := 0.12.1 0.16.1 0.17.1 0.18.2 0.19.2
@@ -76,11 +76,7 @@ $(BIN)/python:
 
 $(VENV)/.demo: pyproject.toml | $(BIN)/python
 	@echo "installing mindspeed-precision and $(TORCH) into $(VENV)"
-	index=()
-	if $(BIN)/python -c 'import sys, urllib.request as r; r.urlopen(sys.argv[1], timeout=5)' $(TORCH_INDEX)/torch/ 2>/dev/null; then
-	  index=(--extra-index-url $(TORCH_INDEX))
-	fi
-	$(PIP) install $${index[@]+"$${index[@]}"} $(TORCH)
+	$(PIP) install $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) $(TORCH)
 	$(PIP) install -e '.[demo]'
 	touch $@
 

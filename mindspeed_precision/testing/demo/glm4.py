@@ -26,7 +26,8 @@ HERE = Path(__file__).parent
 OTHER_BACKEND = HERE / "other_backend.py"
 PLAIN_KERNELS = HERE / "plain_kernels.py"
 REMEDY = "wgrad_contiguous_operands"
-SEED = 1234
+SEED = 2
+"""With it the logs show the case as its team saw it: the norm differs a step before the loss does."""
 STEPS = 4
 
 

@@ -1,0 +1,190 @@
+"""The drop-in: off it is the original, on it records; in every generation of Megatron's pretrain."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mindspeed_precision.arguments import requested
+from mindspeed_precision.errors import PrecisionError
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+
+
+def test_only_the_flag_itself_turns_debugging_on():
+    assert requested(["--lr", "1"]) is None
+    assert requested(["--precision-debug-out", "x"]) is None
+    request = requested(
+        [
+            *("--lr", "1", "--precision-debug", "--precision-debug-out", "runs/a"),
+            *("--precision-debug-set", "capture.level=tensor", "steps=0-3", "--bf16"),
+            *("--precision-debug-config", "quick"),
+        ]
+    )
+    assert request is not None
+    assert (str(request.out), request.config) == ("runs/a", "quick")
+    assert request.overrides == ("capture.level=tensor", "steps=0-3")
+
+
+def test_without_a_real_pretrain_the_error_says_what_to_do(monkeypatch):
+    from mindspeed_precision.pretrain import resolve
+
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("megatron", "mindspeed_llm")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "megatron", None)
+    with pytest.raises(PrecisionError, match=r"no pretrain to stand in for.*wrap"):
+        resolve()
+
+
+def test_mindspeed_llm_comes_first_where_its_adaptor_is_loaded(monkeypatch):
+    """Modules of that name stand in for MindSpeed-LLM, which is not on PyPI."""
+    from types import ModuleType
+
+    from mindspeed_precision.pretrain import resolve
+
+    names = ("mindspeed_llm", "mindspeed_llm.megatron_adaptor", "mindspeed_llm.training")
+    for name in (*names, "mindspeed_llm.training.training", "megatron", "megatron.training"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    sys.modules["mindspeed_llm.training.training"].pretrain = "llm"
+    sys.modules["megatron.training"].pretrain = "megatron"
+    assert resolve() == "llm"
+    monkeypatch.delitem(sys.modules, "mindspeed_llm.megatron_adaptor")
+    assert resolve() == "megatron"
+
+
+def test_wrap_runs_a_pretrain_of_ones_own():
+    from mindspeed_precision import wrap
+
+    assert wrap(lambda *args, **kwargs: (args, kwargs))(1, two=2) == ((1,), {"two": 2})
+
+
+def run_script(megatron: Path, *arguments: str) -> dict:
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{megatron}", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-W", "ignore", str(HERE / "scripts" / "scan_when_off.py"), *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.torch
+@pytest.mark.megatron
+def test_without_the_flag_it_is_the_original_function_and_nothing_is_changed(megatron):
+    answer = run_script(megatron("0.17.1"))
+    assert answer == {
+        "same_object": True,
+        "same_arguments": True,
+        "changed": [],
+        "import_hooks": False,
+        "heavy": [],
+    }
+
+
+@pytest.mark.torch
+@pytest.mark.megatron
+def test_the_scan_sees_a_patch(megatron):
+    answer = run_script(megatron("0.17.1"), "--break-it")
+    assert "megatron.training.training.train_step" in answer["changed"]
+
+
+def train(version: str, megatron, tmp_path: Path, *flags: str, **options):
+    from mindspeed_precision.testing.demo.arguments import demo_arguments
+    from mindspeed_precision.testing.demo.launch import SCRIPT, run_training
+
+    options = {"iterations": 2, "global_batch_size": 4, "dropout": 0.0, **options}
+    return run_training(
+        SCRIPT,
+        [*demo_arguments(**options), *flags],
+        processes=options.get("tp", 1) * options.get("pp", 1),
+        megatron=megatron(version),
+        log=tmp_path / "log",
+    )
+
+
+@pytest.mark.torch
+@pytest.mark.megatron
+@pytest.mark.matrix
+@pytest.mark.parametrize("version", ["0.17.1", "0.18.2", "0.19.2"])
+def test_each_generation_of_pretrain_is_recorded_in_full(version, megatron, tmp_path):
+    from mindspeed_precision import compare_runs, load_run
+    from mindspeed_precision.records import NO_MICROBATCH, Phase, Role
+
+    plain = train(version, megatron, tmp_path / "plain")
+    out = tmp_path / "run"
+    seen = train(version, megatron, tmp_path, "--precision-debug", "--precision-debug-out", str(out))
+    assert seen.rows == plain.rows
+    run = load_run(out)
+    rank = run.ranks[0]
+    assert (run.notes, rank.complete, rank.steps) == ((), True, (-1, 0, 1))
+    assert run.manifest["findings"] == []
+    assert run.manifest["versions"]["megatron.core"] == version
+    assert {record.key.phase for record in rank.records} == set(Phase)
+    assert rank.microbatches[0] == 2
+    printed = [r for r in rank.records if r.key.phase is Phase.LOSS and r.key.microbatch == NO_MICROBATCH]
+    assert [f"{record.value:.6E}" for record in printed][:1] == [seen.rows[0].loss]
+    assert len(printed) == 2
+    norms = [r.value for r in rank.records if r.key.role is Role.GRAD_NORM and r.key.slot == ""]
+    assert len(norms) == 2
+    ids = [r for r in rank.records if r.key.slot == "sample_ids"]
+    assert [(r.key.step, r.key.microbatch) for r in ids] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    called = {line["name"]: line["calls"] for line in run.manifest["patches"]}
+    assert called["train_step"] == 2
+    assert called["setup"] == called["train"] == 1
+    assert called["linear_backward"] > 0
+    assert compare_runs(run, run).status.value == "identical"
+
+
+@pytest.mark.torch
+@pytest.mark.megatron
+@pytest.mark.matrix
+@pytest.mark.parametrize("version", ["0.12.1", "0.16.1"])
+def test_core_alone_is_recorded_in_full_by_a_session(version, megatron, tmp_path):
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{megatron(version)}",
+        "OMP_NUM_THREADS": "1",
+    }
+    script = HERE / "scripts" / "record_core.py"
+    command = [sys.executable, "-W", "ignore", str(script), str(tmp_path / "run")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    from mindspeed_precision import load_run
+
+    run = load_run(tmp_path / "run")
+    assert run.manifest["versions"]["megatron.core"] == version
+    assert (run.notes, run.manifest["findings"]) == ((), [])
+    assert run.ranks[0].steps == (-1, 0, 1)
+
+
+@pytest.mark.torch
+@pytest.mark.megatron
+@pytest.mark.matrix
+def test_bad_settings_are_one_line_and_status_2_before_training_starts(megatron, tmp_path):
+    from mindspeed_precision.errors import ExternalCommandError
+
+    with pytest.raises(ExternalCommandError) as caught:
+        train("0.17.1", megatron, tmp_path, "--precision-debug", "--precision-debug-set", "capture.levl=1")
+    text = (tmp_path / "log").read_text()
+    assert "mindspeed-precision: capture.levl: Key 'levl' not in" in text
+    assert "Traceback" not in text.partition("mindspeed-precision: ")[0]
+    assert "exitcode  : 2" in text
+    assert caught.value.where == "pretrain_gpt.py"
+
+
+@pytest.mark.torch
+@pytest.mark.megatron
+@pytest.mark.matrix
+def test_an_existing_run_is_not_overwritten(megatron, tmp_path):
+    from mindspeed_precision.errors import ExternalCommandError
+
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / "precious").write_text("kept")
+    with pytest.raises(ExternalCommandError, match=r"not empty|exists"):
+        train("0.17.1", megatron, tmp_path, "--precision-debug", "--precision-debug-out", str(out))
+    assert [path.name for path in out.iterdir()] == ["precious"]
