@@ -75,7 +75,8 @@ class CaptureRule:
     def describe(self) -> str:
         """Return the rule as the user wrote it."""
         level = self.level.value if self.level else DROP
-        return f"fqn={self.fqn} role={self.role} phase={self.phase} steps={self.steps.text or 'all'} level={level}"
+        steps = self.steps.text or "all"
+        return f"fqn={self.fqn} role={self.role} phase={self.phase} steps={steps} level={level}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +91,7 @@ class CaptureSettings:
     batch: bool
 
     def level_of(self, key: RecordKey) -> Level | None:
-        """Return how much to keep of the record ``key``, or None to drop it; the last rule that applies wins."""
+        """Return how much to keep of ``key``, or None to drop it; the last rule that applies wins."""
         for rule in reversed(self.rules):
             if rule.applies(key):
                 return rule.level
@@ -178,7 +179,7 @@ class _Schema:
 
 
 def data_directory(name: str) -> Path:
-    """Return the directory of shipped data ``name`` (``patches`` or ``configs``), installed or in a checkout."""
+    """Return the directory of shipped data (``patches`` or ``configs``), installed or in a checkout."""
     installed = Path(__file__).parent / "_data" / name
     return installed if installed.is_dir() else Path(__file__).parent.parent / name
 
@@ -196,12 +197,11 @@ def load_settings(
     Raises:
         ConfigError: a file is missing or no YAML mapping, a key is unknown, or a value does not fit.
     """
-    layers = [OmegaConf.structured(_Schema)]
+    layers: list[Any] = [OmegaConf.structured(_Schema)]
     try:
         if file is not None:
             layers.append(_load_yaml(_find(file)))
-        for item in overrides:
-            layers.append(OmegaConf.from_dotlist([item]))
+        layers += [OmegaConf.from_dotlist([item]) for item in overrides]
         if out is not None:
             layers.append(OmegaConf.create({"out": str(out)}))
         merged = OmegaConf.merge(*layers)

@@ -74,15 +74,20 @@ def common_steps(baseline: Run, candidate: Run, ranks: Sequence[int]) -> tuple[l
             remedy="record the same steps in both runs (setting `steps`), and let one step end",
         )
     notes = [
-        f"steps {_numbers(alone)} are whole in the {side} only: not compared"
+        f"{_steps(alone)} whole in the {side} only: not compared"
         for side, alone in _one_sided(whole[0], whole[1])
     ]
     for side, run in (("baseline", baseline), ("candidate", candidate)):
         seen = {step for rank in ranks for step in run.ranks[rank].steps if step != INIT_STEP}
         partial = sorted(seen - _whole_steps(run, ranks))
         if partial:
-            notes.append(f"steps {_numbers(partial)} are not whole on every rank of the {side}: not compared")
+            notes.append(f"{_steps(partial)} not whole on every rank of the {side}: not compared")
     return common, notes
+
+
+def _steps(numbers: Sequence[int]) -> str:
+    plural = len(numbers) > 1
+    return f"step{'s' if plural else ''} {_numbers(numbers)} {'are' if plural else 'is'}"
 
 
 def _whole_steps(run: Run, ranks: Sequence[int]) -> set[int]:

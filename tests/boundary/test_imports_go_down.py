@@ -33,12 +33,11 @@ MAY_IMPORT = {
     "dump": set(),
     "align": {"dump"},
     "compare": {"dump", "align"},
-    "diagnose": {"dump", "align", "compare", "verify", "backends"},  # backends: replay asks for one by name
-    "verify": {"dump", "align"},
-    "report": {"dump", "align", "compare", "diagnose", "verify", "patching"},  # patching: `patches list`
+    "diagnose": {"dump", "align", "compare", "backends"},  # backends: replay asks for one by name
+    "report": {"dump", "align", "compare", "diagnose", "patching"},  # patching: `patches list`
 }
 ANYTHING = {"testing"}  # plays whole runs, so it may touch every stage
-NO_FRAMEWORK = {"record", "dump", "align", "compare", "diagnose", "verify", "report"}
+NO_FRAMEWORK = {"record", "dump", "align", "compare", "diagnose", "report"}
 
 
 def imported(tree):

@@ -10,8 +10,8 @@ from pathlib import Path
 from mindspeed_precision.errors import ConfigError, PrecisionError
 from mindspeed_precision.records import Diagnosis, Phase, Verdict
 from mindspeed_precision.report.console import show
-from mindspeed_precision.testing.demo.glm4 import REMEDY, SCRIPT, STEPS, Arithmetic, Glm4, RunSpec, probe
-from mindspeed_precision.testing.demo.launch import CompletedRun
+from mindspeed_precision.testing.demo.glm4 import REMEDY, STEPS, Arithmetic, Glm4, RunSpec, probe
+from mindspeed_precision.testing.demo.launch import SCRIPT, CompletedRun
 
 CASES = ("glm4",)
 LAYOUTS = {1: "one process", 2: "two processes, tensor-parallel"}

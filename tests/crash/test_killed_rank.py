@@ -1,0 +1,59 @@
+"""A rank is killed in the middle of a step: what was complete is compared, and what is missing is said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mindspeed_precision.cli import main
+from mindspeed_precision.errors import ExternalCommandError
+
+pytestmark = [pytest.mark.torch, pytest.mark.megatron, pytest.mark.matrix]
+
+SCRIPT = Path(__file__).parent / "scripts" / "record_until_killed.py"
+
+
+def record(megatron, out: Path, victim: int, step: int) -> None:
+    from mindspeed_precision.testing.demo.launch import run_training
+
+    run_training(
+        SCRIPT,
+        [str(out), str(victim), str(step)],
+        processes=2,
+        megatron=megatron("0.17.1"),
+        log=out.with_suffix(".log"),
+        timeout=120,
+    )
+
+
+def test_the_whole_steps_of_a_killed_run_are_compared(megatron, tmp_path, capsys):
+    from mindspeed_precision import load_run
+
+    record(megatron, tmp_path / "baseline", -1, 0)
+    with pytest.raises(ExternalCommandError):
+        record(megatron, tmp_path / "candidate", 1, 2)
+    candidate = load_run(tmp_path / "candidate")
+    assert candidate.ranks[1].steps == (-1, 0, 1)
+    assert not candidate.ranks[1].complete
+    status = main(
+        ["compare", str(tmp_path / "baseline"), str(tmp_path / "candidate"), "--out", str(tmp_path / "out")]
+    )
+    text = capsys.readouterr().out
+    assert status == 0
+    assert text.startswith("IDENTICAL")
+    assert "steps 0 to 1" in text
+    assert "COMPLETE" in text or "did not end" in text or "not complete" in text
+    assert "step 2" in text
+
+
+def test_a_rank_killed_in_its_first_step_leaves_nothing_to_compare(megatron, tmp_path, capsys):
+    record(megatron, tmp_path / "baseline", -1, 0)
+    with pytest.raises(ExternalCommandError):
+        record(megatron, tmp_path / "candidate", 1, 0)
+    status = main(
+        ["compare", str(tmp_path / "baseline"), str(tmp_path / "candidate"), "--out", str(tmp_path)]
+    )
+    captured = capsys.readouterr()
+    assert status == 2
+    assert len(captured.err.splitlines()) == 1
