@@ -47,7 +47,7 @@ def test_a_step_must_be_whole_on_every_rank(tmp_path):
     shorter = replace(last, steps=last.steps[:-1], records=tuple(r for r in last.records if r.key.step < 1))
     alignment = align(one, replace(two, ranks={**two.ranks, 1: shorter}))
     assert alignment.steps == (0,)
-    assert "steps 1 are not whole on every rank of the candidate: not compared" in alignment.notes
+    assert "step 1 is not whole on every rank of the candidate: not compared" in alignment.notes
 
 
 def test_ranks_of_one_run_are_left_out_and_named(tmp_path):
