@@ -19,11 +19,10 @@ from mindspeed_precision.errors import PrecisionError
 Pretrain = Callable[..., Any]
 
 _HOMES = (
-    # (loaded when this module is, home of its pretrain); the first that is loaded wins
-    ("mindspeed_llm.megatron_adaptor", "mindspeed_llm.training.training"),
-    ("mindspeed_llm.tasks.megatron_adaptor", "mindspeed_llm.training.training"),
-    ("mindspeed_mm.mindspeed_adaptor", "mindspeed_mm.training"),
-    ("mindspeed_mm.training", "mindspeed_mm.training"),
+    # (loaded by a script of that framework, home of its pretrain); the first that is loaded wins. Packages,
+    # not adaptors: those of MindSpeed-LLM changed their names, and MindSpeed-MM has none of its own.
+    ("mindspeed_mm", "mindspeed_mm.training"),
+    ("mindspeed_llm", "mindspeed_llm.training.training"),
     ("mindspeed_ms.training", "mindspeed_ms.training"),
     ("megatron.training", "megatron.training"),
 )

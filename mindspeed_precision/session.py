@@ -26,7 +26,7 @@ from mindspeed_precision.patching.session import PatchAudit, PatchSession
 from mindspeed_precision.records import Finding
 
 CORE_PATCHES = ("wgrad", "fused_wgrad", "reduce", "optimizer", "data", "determinism")
-LOOP_PATCHES = ("loop", "loop_mindspeed_llm")
+LOOP_PATCHES = ("loop", "loop_mindspeed_llm", "loop_mindspeed_mm")
 
 
 class Session:

@@ -11,7 +11,7 @@ from mindspeed_precision.capture.context import CaptureContext
 from mindspeed_precision.errors import PatchError
 
 LOSSES = 0
-"""Position of the loss dictionary in what ``train_step`` returns, in every Megatron from 0.12 to 0.19."""
+"""Position of the loss dictionary in what Megatron's ``train_step`` (0.12 to 0.19) and MindSpeed-MM's return."""
 
 
 class LoopDriver(Protocol):
@@ -83,7 +83,7 @@ def observe_train_step(
     """Begin a step, let its batches and losses be seen, end it.
 
     Wraps ``train_step(forward_step_func, data_iterator, …)``. Its result is a tuple of 7 (Megatron 0.12 to
-    0.15) or 8 entries that begins with the dictionary of losses.
+    0.15), 8 or 4 (MindSpeed-MM) entries that begins with the dictionary of losses.
     """
     if not _drivers:
         return wrapped(*args, **kwargs)

@@ -42,20 +42,38 @@ def test_without_a_real_pretrain_the_error_says_what_to_do(monkeypatch):
         resolve()
 
 
-def test_mindspeed_llm_comes_first_where_its_adaptor_is_loaded(monkeypatch):
-    """Modules of that name stand in for MindSpeed-LLM, which is not on PyPI."""
-    from types import ModuleType
+@pytest.mark.parametrize(
+    ("loaded", "home"),
+    [
+        # what a script whose one import is swapped has loaded by then, read in the branches of these projects
+        ("mindspeed_llm.tasks.megatron_adaptor", "mindspeed_llm.training.training"),  # 1.0 to 2.1
+        ("mindspeed_llm.tasks.megatron_adaptor_v2", "mindspeed_llm.training.training"),  # 2.2 and later
+        ("mindspeed_mm.configs.config", "mindspeed_mm.training"),  # with MindSpeed's own adaptor
+        ("mindspeed_ms.training", "mindspeed_ms.training"),
+        ("megatron.training", "megatron.training"),
+        ("mindspeed.megatron_adaptor", "megatron.training"),  # MindSpeed alone has no loop
+    ],
+)
+def test_the_loop_of_the_loaded_framework_is_the_one_that_runs(monkeypatch, loaded, home):
+    """Modules of those names stand in for what is not on PyPI."""
+    from types import ModuleType, SimpleNamespace
 
     from mindspeed_precision.pretrain import resolve
 
-    names = ("mindspeed_llm", "mindspeed_llm.megatron_adaptor", "mindspeed_llm.training")
-    for name in (*names, "mindspeed_llm.training.training", "megatron", "megatron.training"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    sys.modules["mindspeed_llm.training.training"].pretrain = "llm"
-    sys.modules["megatron.training"].pretrain = "megatron"
-    assert resolve() == "llm"
-    monkeypatch.delitem(sys.modules, "mindspeed_llm.megatron_adaptor")
-    assert resolve() == "megatron"
+    frameworks = ("megatron", "mindspeed", "mindspeed_llm", "mindspeed_mm", "mindspeed_ms")
+    for name in [name for name in sys.modules if name.partition(".")[0] in frameworks]:
+        monkeypatch.delitem(sys.modules, name)
+    for path in (loaded, "megatron.training"):
+        for depth in range(path.count(".") + 1):
+            name = ".".join(path.split(".")[: depth + 1])
+            monkeypatch.setitem(sys.modules, name, ModuleType(name))
+
+    def import_module(name):
+        return SimpleNamespace(pretrain=name)
+
+    drop_in = sys.modules["mindspeed_precision.pretrain"]  # the package's attribute is the function
+    monkeypatch.setattr(drop_in, "importlib", SimpleNamespace(import_module=import_module))
+    assert resolve() == home
 
 
 def test_wrap_runs_a_pretrain_of_ones_own():
