@@ -86,6 +86,7 @@ class CaptureSettings:
     level: Level
     rules: tuple[CaptureRule, ...]
     modules: bool
+    collectives: bool
     wgrad: bool
     optimizer: bool
     batch: bool
@@ -146,6 +147,7 @@ class _Capture:
     level: str = "statistics"
     rules: list[_Rule] = field(default_factory=list)
     modules: bool = True
+    collectives: bool = True
     wgrad: bool = True
     optimizer: bool = True
     batch: bool = True

@@ -25,7 +25,7 @@ from mindspeed_precision.patching.declare import load_declarations, select
 from mindspeed_precision.patching.session import PatchAudit, PatchSession
 from mindspeed_precision.records import Finding
 
-CORE_PATCHES = ("wgrad", "fused_wgrad", "reduce", "optimizer", "data", "determinism")
+CORE_PATCHES = ("wgrad", "fused_wgrad", "collectives", "reduce", "optimizer", "data", "determinism")
 LOOP_PATCHES = ("loop", "loop_mindspeed_llm", "loop_mindspeed_mm")
 
 
@@ -208,7 +208,7 @@ class Session:
         kinds = {kind for chunk in chunks for module in chunk.modules() for kind in type(module).__mro__}
         groups = ["determinism"]
         if any(kind.__module__.startswith("megatron.core") for kind in kinds):
-            groups += ["wgrad", "fused_wgrad", "reduce", "data"]
+            groups += ["wgrad", "fused_wgrad", "collectives", "reduce", "data"]
         if type(self._optimizer).__module__.startswith("megatron.core"):
             groups.append("optimizer")
         return groups

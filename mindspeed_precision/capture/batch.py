@@ -32,7 +32,7 @@ def observed_forward_step(context: CaptureContext, forward_step: Callable[..., A
 
     @functools.wraps(forward_step)
     def step(data_iterator: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-        if not context.clock.in_step:
+        if not (context.clock.in_step and context.training and torch.is_grad_enabled()):
             return forward_step(data_iterator, model, *args, **kwargs)
         context.clock.announce_forward(chunks.get(id(unwrap(model)), 0))
         if data_iterator is not None and hasattr(data_iterator, "__next__"):
@@ -120,6 +120,8 @@ def observe_random_states(context: CaptureContext) -> None:
     if tracker is not None:
         states.update(tracker.get_cuda_rng_tracker().get_states())
     for slot, state in states.items():
+        if isinstance(state, torch.Generator):  # Megatron's trackers for CUDA graphs hold them
+            state = state.get_state()
         if isinstance(state, torch.Tensor):
             context.observe(Phase.BATCH, RNG, Role.RNG, state, slot=slot)
         elif isinstance(state, bytes):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from mindspeed_precision.records import NO_MICROBATCH
+from mindspeed_precision.records import NO_MICROBATCH, Phase
 
 
 def inside_backward() -> bool:
@@ -44,6 +44,7 @@ class Clock:
     def __init__(self) -> None:
         self._forwards: Counter[int] = Counter()
         self._calls: Counter[tuple[int, str, bool]] = Counter()
+        self._collectives: Counter[tuple[Phase, int, str]] = Counter()
         self._accumulations: Counter[tuple[int, str]] = Counter()
         self._stacks = threading.local()
         self._announced: int | None = None
@@ -56,6 +57,7 @@ class Clock:
         self._forwards.clear()
         self._calls.clear()
         self._accumulations.clear()
+        self._collectives.clear()
         self._stack.clear()
         self._announced = None
         self.forward_microbatch = self.backward_microbatch = NO_MICROBATCH
@@ -123,6 +125,12 @@ class Clock:
     def end_accumulation(self, fqn: str, microbatch: int) -> int:
         """Return the number of the accumulation that was begun last."""
         return max(self._accumulations[microbatch, fqn] - 1, 0)
+
+    def count_collective(self, phase: Phase, microbatch: int, name: str) -> int:
+        """Return how often the collective ``name`` was called before in this phase, and count it."""
+        counted = (phase, microbatch, name)
+        self._collectives[counted] += 1
+        return self._collectives[counted] - 1
 
     def count(self, fqn: str) -> int:
         """Return how often ``fqn`` was counted before in this forward microbatch, and count it."""

@@ -26,6 +26,8 @@ class CaptureContext:
         settings: what is wanted.
         coverage: which parameters had dW.
         optimizer: the outermost optimizer that is observed, or None.
+        reducing: gradients are being reduced; what runs meanwhile belongs to the reduction.
+        gathering: parameters are being gathered; they are recorded as parameters.
     """
 
     def __init__(self, *, names: Names, recorder: Recorder, settings: CaptureSettings) -> None:
@@ -35,6 +37,8 @@ class CaptureContext:
         self.settings = settings
         self.coverage = CoverageWitness()
         self.optimizer: Any = None
+        self.reducing = False
+        self.gathering = False
         self.parameter_names = {id(parameter): fqn for fqn, parameter in names.parameters}
 
     @property

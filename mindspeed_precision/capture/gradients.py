@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
 from mindspeed_precision.capture.context import CaptureContext, active
 from mindspeed_precision.records import Phase, Role
@@ -42,7 +41,7 @@ def attach_gradients(context: CaptureContext, *, overlapping: bool) -> list[Any]
 def detach(kept: list[Any]) -> None:
     """Remove what an ``attach_*`` function returned."""
     for item in kept:
-        if isinstance(item, RemovableHandle):
+        if hasattr(item, "remove"):
             item.remove()
 
 

@@ -28,8 +28,10 @@ def members(optimizer: Any) -> list[Any]:
         if member is None or id(member) in found:
             continue
         found[id(member)] = member
-        waiting += getattr(member, "chained_optimizers", ())
-        inner = getattr(member, "optimizer", None)  # a chain of one shows its only member's, too
+        if hasattr(member, "chained_optimizers"):  # whose own `.optimizer` is refused when there are several
+            waiting += member.chained_optimizers
+            continue
+        inner = getattr(member, "optimizer", None)
         waiting += [inner] if hasattr(inner, "param_groups") else []
     return list(found.values())
 
@@ -148,14 +150,24 @@ def _before_step(context: CaptureContext) -> Callable[..., None]:
             grad = _gradient(parameter)
             assert grad is not None
             context.observe(Phase.CLIP, fqn, Role.MAIN_GRAD, grad, slot="clipped")
-            norms.append(torch.linalg.vector_norm(grad.detach(), dtype=torch.float32))
+            norms.append(_norm(grad.detach()))
             _observe_hyperparameters(context, fqn, group, optimizer.state.get(parameter, {}))
         if norms:
-            norm = torch.linalg.vector_norm(torch.stack(norms))
+            # parameters may lie on several devices, and in several types
+            wide = max((norm.dtype for norm in norms), key=lambda dtype: dtype.itemsize)
+            norm = torch.linalg.vector_norm(torch.stack([n.to(norms[0].device, wide) for n in norms]))
             slot = "clipped_local" if optimizer is context.optimizer else _slot_of(context, optimizer)
             context.observe(Phase.CLIP, "grad_norm", Role.GRAD_NORM, norm, slot=slot)
 
     return before
+
+
+def _norm(grad: torch.Tensor) -> torch.Tensor:
+    """Return the 2-norm of a gradient of any layout and type, in float32, or float64 for float64."""
+    dense = grad.coalesce().values() if grad.layout is torch.sparse_coo else grad
+    real = torch.view_as_real(dense) if dense.is_complex() else dense
+    wide = torch.float64 if real.dtype is torch.float64 else torch.float32
+    return torch.linalg.vector_norm(real, dtype=wide)
 
 
 def _slot_of(context: CaptureContext, optimizer: Any) -> str:

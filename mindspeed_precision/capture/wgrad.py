@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,15 +28,35 @@ _running = threading.local()
 def remember_linear(
     wrapped: Callable[..., Any], instance: object, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Note on ``ctx`` which module this linear is: a tied weight alone does not tell.
+    """Note on ``ctx`` which module this linear is (a tied weight alone does not tell) and its weight.
 
-    Wraps ``forward(ctx, input, weight, …)`` of a linear's autograd function.
+    Wraps ``forward(ctx, input, weight, …)`` of a linear's autograd function. Backward must not ask ``ctx`` for
+    its saved tensors on our behalf: under a checkpoint of torch they can be unpacked once only.
     """
     output = wrapped(*args, **kwargs)
     context = active()
     if context is not None and context.clock.current is not None:
+        weight = args[2] if len(args) > 2 else kwargs["weight"]
         args[0].precision_call = context.clock.current
+        args[0].precision_weight = _Weight(
+            shape=tuple(weight.shape), address=weight.data_ptr(), trained=args[0].needs_input_grad[1]
+        )
     return output
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Weight:
+    """What tells dW's GEMM from dgrad's, without keeping the weight.
+
+    Attributes:
+        shape: ``[out, in]`` of this rank's shard.
+        address: where it lies.
+        trained: whether its gradient is wanted.
+    """
+
+    shape: tuple[int, ...]
+    address: int
+    trained: bool
 
 
 def observe_backward(
@@ -50,14 +71,14 @@ def observe_backward(
     context, call = active(), getattr(args[0], "precision_call", None)
     if context is None or call is None or not context.settings.wgrad:
         return wrapped(*args, **kwargs)
-    weight = args[0].saved_tensors[1]
+    weight: _Weight = args[0].precision_weight
     fused = bool(getattr(args[0], "gradient_accumulation_fusion", False))
     context.clock.backward_microbatch = call.microbatch
     _running.call, _running.fused_gemms = call, 0
     try:
         with _GemmWitness(context, call, weight) as witness:
             grads = wrapped(*args, **kwargs)
-        if weight.requires_grad and not (_running.fused_gemms if fused else witness.gemms):
+        if weight.trained and not (_running.fused_gemms if fused else witness.gemms):
             _report_unseen(context, call, fused, args[0])
     finally:
         _running.call = None
@@ -80,7 +101,7 @@ class _GemmWitness(TorchFunctionMode):
     The product with the weight itself is dgrad. Nothing is changed: the call goes on as it came.
     """
 
-    def __init__(self, context: CaptureContext, call: Call, weight: torch.Tensor) -> None:
+    def __init__(self, context: CaptureContext, call: Call, weight: _Weight) -> None:
         super().__init__()
         self._context, self._call, self._weight = context, call, weight
         self.gemms = 0
@@ -104,8 +125,8 @@ class _GemmWitness(TorchFunctionMode):
         left, right = args
         return (
             left.dim() == right.dim() == 2
-            and (left.shape[0], right.shape[1]) == tuple(self._weight.shape)
-            and right.data_ptr() != self._weight.data_ptr()
+            and (left.shape[0], right.shape[1]) == self._weight.shape
+            and right.data_ptr() != self._weight.address
         )
 
 

@@ -272,6 +272,23 @@ RULES: tuple[Rule, ...] = (
             _EARLIER_BACKWARD,
         ),
     ),
+    # a bucket of gradients, given to a collective and got back; later reductions take what earlier ones left
+    Rule(
+        Phase.REDUCE,
+        (Role.MAIN_GRAD,),
+        always=(Source(Phase.REDUCE, (Role.REDUCED_GRAD,), Names.ANY, When.EARLIER),),
+        tiers=(
+            (Source(Phase.ACCUMULATE, (Role.MAIN_GRAD,), Names.ANY, When.STEP, slot="after"),),
+            (Source(Phase.WGRAD, _GRADIENTS, Names.ANY, When.STEP),),
+            (Source(Phase.DGRAD, _FLOW, Names.ANY, When.STEP),),
+        ),
+    ),
+    Rule(
+        Phase.REDUCE,
+        (Role.REDUCED_GRAD,),
+        of_parameter=False,
+        always=(Source(Phase.REDUCE, (Role.MAIN_GRAD,), when=When.STEP, where=Where.ALL),),
+    ),
     Rule(Phase.REDUCE, (Role.REDUCED_GRAD,), tiers=_GRADIENT_TIERS),
     Rule(
         Phase.CLIP,

@@ -1,0 +1,173 @@
+"""Collectives: what each rank gives to them and gets back, in modules, in their backward, in the reduction.
+
+A partial sum is no module's output, and a reduced gradient is seen only after every reduction: what happens
+in between is seen here. Point-to-point transfers are not: their tensors are a stage's outputs and inputs.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from mindspeed_precision.capture.clock import inside_backward
+from mindspeed_precision.capture.context import CaptureContext, active
+from mindspeed_precision.capture.modules import tensors_of
+from mindspeed_precision.records import NO_MICROBATCH, Phase, Role
+
+COLLECTIVE = "collective"
+"""Name of what no module can be named for: the reduction, and the backward of what is no linear."""
+
+_OPERANDS = {
+    # name: (position and keyword of what is given, position and keyword of what is got)
+    "all_reduce": ((0, "tensor"), (0, "tensor")),
+    "broadcast": ((0, "tensor"), (0, "tensor")),
+    "all_gather_into_tensor": ((1, "input_tensor"), (0, "output_tensor")),
+    "_all_gather_base": ((1, "input_tensor"), (0, "output_tensor")),
+    "all_gather": ((1, "tensor"), (0, "tensor_list")),
+    "reduce_scatter_tensor": ((1, "input"), (0, "output")),
+    "_reduce_scatter_base": ((1, "input"), (0, "output")),
+    "reduce_scatter": ((1, "input_list"), (0, "output")),
+    "all_to_all_single": ((1, "input"), (0, "output")),
+}
+_ROLES = {
+    Phase.FPROP: (Role.INPUT, Role.OUTPUT),
+    Phase.DGRAD: (Role.GRAD_OUTPUT, Role.GRAD_INPUT),
+    Phase.REDUCE: (Role.MAIN_GRAD, Role.REDUCED_GRAD),
+}
+_running = threading.local()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Place:
+    """Where in the step a collective is called."""
+
+    phase: Phase
+    fqn: str
+    microbatch: int = NO_MICROBATCH
+    recomputed: bool = False
+
+
+def observe_collective(
+    wrapped: Callable[..., Any], instance: object, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Record what is given to a collective and, when it is done, what came back.
+
+    Wraps a function of ``torch.distributed``; of an asynchronous call the result is recorded when its handle
+    is waited for. A collective that is made of others is recorded once.
+    """
+    context = active()
+    place = None if context is None or not context.settings.collectives else _place(context)
+    name = getattr(wrapped, "__name__", "")
+    if context is None or place is None or name not in _OPERANDS or getattr(_running, "inside", False):
+        return wrapped(*args, **kwargs)
+    given, got = (_operand(where, args, kwargs) for where in _OPERANDS[name])
+    occurrence = context.clock.count_collective(place.phase, place.microbatch, f"{place.fqn}.{name}")
+    given_role, got_role = _ROLES[place.phase]
+    _observe(context, place, given_role, name, given, occurrence)
+    _running.inside = True
+    try:
+        work = wrapped(*args, **kwargs)
+    finally:
+        _running.inside = False
+
+    def done() -> None:
+        _observe(context, place, got_role, name, got, occurrence)
+
+    if _coalescing():  # nothing has run yet; what comes back is recorded as the reduced gradient
+        return work
+    if isinstance(work, torch.distributed.Work):
+        return ObservedWork(work, done)
+    done()
+    return work
+
+
+class ObservedWork:
+    """The handle of an asynchronous collective; records the result once it has been waited for."""
+
+    def __init__(self, work: Any, done: Callable[[], None]) -> None:
+        self._work = work
+        self._done: Callable[[], None] | None = done
+
+    def wait(self, *args: Any, **kwargs: Any) -> Any:
+        """Wait as the handle does, then record."""
+        result = self._work.wait(*args, **kwargs)
+        if self._done is not None:
+            done, self._done = self._done, None
+            done()
+        return result
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._work, name)
+
+
+def observe_reduction(
+    wrapped: Callable[..., Any], instance: object, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Note that what is called inside reduces gradients. Wraps what starts and what ends a reduction."""
+    return _marked("reducing", wrapped, args, kwargs)
+
+
+def observe_parameter_gather(
+    wrapped: Callable[..., Any], instance: object, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Note that what is called inside gathers parameters: they are recorded as such, not as inputs."""
+    return _marked("gathering", wrapped, args, kwargs)
+
+
+def _marked(mark: str, wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    context = active()
+    if context is None:
+        return wrapped(*args, **kwargs)
+    before = getattr(context, mark)
+    setattr(context, mark, True)
+    try:
+        return wrapped(*args, **kwargs)
+    finally:
+        setattr(context, mark, before)
+
+
+def _place(context: CaptureContext) -> _Place | None:
+    """Return where a collective is called now; None where it is about no tensor of the step (logs, norms)."""
+    clock = context.clock
+    if context.gathering:
+        return None
+    if context.reducing:
+        return _Place(phase=Phase.REDUCE, fqn=COLLECTIVE)
+    call = clock.current
+    if call is not None:
+        return _Place(phase=Phase.FPROP, fqn=call.fqn, microbatch=call.microbatch, recomputed=call.recomputed)
+    if inside_backward():
+        return _Place(phase=Phase.DGRAD, fqn=COLLECTIVE, microbatch=clock.backward_microbatch)
+    return None
+
+
+def _operand(where: tuple[int, str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    position, keyword = where
+    return args[position] if position < len(args) else kwargs.get(keyword)
+
+
+def _observe(
+    context: CaptureContext, place: _Place, role: Role, name: str, operand: Any, occurrence: int
+) -> None:
+    tensors: Iterable[tuple[str, torch.Tensor]] = tensors_of(operand)
+    for index, tensor in tensors:
+        context.observe(
+            place.phase,
+            place.fqn,
+            role,
+            tensor.detach(),
+            slot=f"{name}.{index}" if index else name,
+            microbatch=place.microbatch,
+            occurrence=occurrence,
+            recomputed=place.recomputed,
+        )
+
+
+def _coalescing() -> bool:
+    """Tell whether collectives are only collected now, to be run together later."""
+    state = getattr(torch.distributed.distributed_c10d._world, "pg_coalesce_state", None)
+    return bool(state)
