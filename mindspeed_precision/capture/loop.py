@@ -11,7 +11,7 @@ from mindspeed_precision.capture.context import CaptureContext
 from mindspeed_precision.errors import PatchError
 
 LOSSES = 0
-"""Position of the loss dictionary in the result of ``train_step``, Megatron's (0.12 to 0.19) and MindSpeed-MM's."""
+"""Position of the loss dictionary in what ``train_step`` returns: Megatron 0.12 to 0.19, MindSpeed-MM."""
 
 
 class LoopDriver(Protocol):
