@@ -39,6 +39,7 @@ from mindspeed_precision.records import (
 
 SCHEMA = 1
 PARALLEL_LINEARS = ("ColumnParallelLinear", "RowParallelLinear")
+EMBEDDINGS = ("VocabParallelEmbedding",)
 
 
 class Recording:
@@ -150,16 +151,16 @@ class Recording:
 
     def excused_patches(self) -> tuple[str, ...]:
         """Return the patches that this rank's model cannot call: it has no trainable parallel linear."""
-        linears = [
-            module
-            for _, module in self.context.names.modules
-            if any(kind.__name__ in PARALLEL_LINEARS for kind in type(module).__mro__)
-        ]
-        tied = bool(linears) and any(getattr(module, "weight", None) is None for module in linears)
-        trainable = any(
-            parameter.requires_grad for module in linears for parameter in module.parameters(recurse=False)
-        )
-        return () if trainable or tied else ("linear_forward", "linear_backward")
+        linears = self._modules_of(PARALLEL_LINEARS)
+        weights = [getattr(module, "weight", None) for module in linears]
+        if None in weights:  # a tied output layer: it uses the embedding's
+            weights += [module.weight for module in self._modules_of(EMBEDDINGS)]
+        trainable = any(weight is not None and weight.requires_grad for weight in weights)
+        return () if trainable else ("linear_forward", "linear_backward")
+
+    def _modules_of(self, kinds: Sequence[str]) -> list[Any]:
+        modules = (module for _, module in self.context.names.modules)
+        return [m for m in modules if any(kind.__name__ in kinds for kind in type(m).__mro__)]
 
     def update(self, *, findings: Sequence[Finding], audit: list[dict[str, Any]]) -> None:
         """Bring ``run.json`` up to date (rank 0)."""
@@ -174,6 +175,7 @@ class Recording:
 
     def detach(self) -> None:
         """Remove every hook."""
+        self.context.clock.end_step()  # hooks on tensors that live on must see that it is over
         capture.detach(self._kept)
         self._kept = []
         self._activation.__exit__(None, None, None)

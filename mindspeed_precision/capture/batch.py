@@ -118,10 +118,12 @@ def observe_random_states(context: CaptureContext) -> None:
             states[device] = module.get_rng_state()
     tracker = sys.modules.get("megatron.core.tensor_parallel.random")
     if tracker is not None:
-        states.update(tracker.get_cuda_rng_tracker().get_states())
+        kept = tracker.get_cuda_rng_tracker().get_states()
+        # a tracker for CUDA graphs keeps generators
+        states.update(
+            {name: s.get_state() if isinstance(s, torch.Generator) else s for name, s in kept.items()}
+        )
     for slot, state in states.items():
-        if isinstance(state, torch.Generator):  # Megatron's trackers for CUDA graphs hold them
-            state = state.get_state()
         if isinstance(state, torch.Tensor):
             context.observe(Phase.BATCH, RNG, Role.RNG, state, slot=slot)
         elif isinstance(state, bytes):

@@ -54,8 +54,8 @@ def attach_modules(context: CaptureContext) -> list[Any]:
 class _InputHooks:
     """Hooks on the inputs of running calls, so that a call that returns its input can reorder them.
 
-    A leaf that the loop feeds again and again would collect one hook per call: those are removed when the next
-    step runs the model.
+    A leaf that the loop feeds again and again would collect one hook per call: those are removed when the
+    next step runs the model.
     """
 
     def __init__(self) -> None:
@@ -67,8 +67,8 @@ class _InputHooks:
     def begin(self, step: int) -> None:
         """The model is called in ``step``: forget what an earlier one left.
 
-        A model that is called without gradients is being evaluated, whatever mode it is in: nothing of that call
-        is part of training.
+        A model that is called without gradients is being evaluated, whatever mode it is in: nothing of that
+        call is part of training.
         """
         self.asleep = not torch.is_grad_enabled()
         if step != self._step:

@@ -30,8 +30,8 @@ def remember_linear(
 ) -> Any:
     """Note on ``ctx`` which module this linear is (a tied weight alone does not tell) and its weight.
 
-    Wraps ``forward(ctx, input, weight, …)`` of a linear's autograd function. Backward must not ask ``ctx`` for
-    its saved tensors on our behalf: under a checkpoint of torch they can be unpacked once only.
+    Wraps ``forward(ctx, input, weight, …)`` of a linear's autograd function. Backward must not ask ``ctx``
+    for its saved tensors on our behalf: under a checkpoint of torch they can be unpacked once only.
     """
     output = wrapped(*args, **kwargs)
     context = active()

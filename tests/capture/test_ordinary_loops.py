@@ -1,0 +1,115 @@
+"""Loops that are no Megatron: what they do must neither crash nor look like a gap."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+
+from mindspeed_precision import load_run  # noqa: E402
+from mindspeed_precision.records import Phase, Role  # noqa: E402
+from mindspeed_precision.session import Session  # noqa: E402
+from mindspeed_precision.testing.recorded import UNPINNED  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture
+def record(tmp_path):
+    """Record ``steps`` calls of a step function and return the run that was written."""
+
+    def run(model, optimizer, step, *, steps=2, overrides=()):
+        out = tmp_path / "run"
+        options = [*UNPINNED, *overrides]
+        with Session(model=model, optimizer=optimizer, out=out, overrides=options) as session:
+            for _ in range(steps):
+                step()
+                session.step()
+        return load_run(out)
+
+    return run
+
+
+def found(run, phase, role, fqn):
+    return [
+        (record, run.ranks[0].payload(record).bits)
+        for record in run.ranks[0].records
+        if (record.key.phase, record.key.role, record.key.fqn) == (phase, role, fqn)
+    ]
+
+
+DTYPES = {"float64": torch.float64, "complex64": torch.complex64, "bfloat16": torch.bfloat16}
+
+
+@pytest.mark.filterwarnings("ignore:Complex modules")
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_gradients_of_any_type_have_a_norm(record, dtype):
+    model = nn.Linear(4, 3).to(dtype)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    norms = []
+
+    def step():
+        optimizer.zero_grad()
+        model(torch.ones(2, 4, dtype=dtype)).abs().sum().backward()
+        squares = sum(p.grad.abs().double().square().sum() for p in model.parameters())
+        norms.append(float(squares.sqrt()))
+        optimizer.step()
+
+    run = record(model, optimizer, step)
+    recorded = [r.value for r in run.ranks[0].records if r.key.role is Role.GRAD_NORM]
+    assert recorded == pytest.approx(norms, rel=1e-5)
+
+
+def test_a_sparse_gradient_has_a_norm(record):
+    model = nn.Embedding(10, 4, sparse=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step():
+        optimizer.zero_grad()
+        model(torch.tensor([1, 1, 2])).sum().backward()  # row 1 twice: 4 times 2, row 2: 4 times 1
+        optimizer.step()
+
+    run = record(model, optimizer, step)
+    recorded = [r.value for r in run.ranks[0].records if r.key.role is Role.GRAD_NORM]
+    assert recorded == pytest.approx([20**0.5] * 2)
+
+
+def test_the_gradient_that_leaves_a_module_that_works_in_place(record):
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 4))
+    run = record(model, None, lambda: model(torch.randn(2, 4)).sum().backward(), steps=1, overrides=TENSORS)
+    (_, arrived), *_ = found(run, Phase.DGRAD, Role.GRAD_OUTPUT, "1")
+    (_, left), *_ = found(run, Phase.DGRAD, Role.GRAD_INPUT, "1")
+    (_, below), *_ = found(run, Phase.DGRAD, Role.GRAD_OUTPUT, "0")
+    assert (left == below).all()
+    assert (left != arrived).any()
+
+
+TENSORS = ["capture.level=tensor"]
+
+
+def test_an_input_that_is_fed_again_and_again_collects_no_hooks(record):
+    model, x = nn.Sequential(nn.Identity(), nn.Linear(4, 4)), torch.randn(2, 4, requires_grad=True)
+    run = record(model, None, lambda: model(x).sum().backward(), steps=4)
+    keys = [record.key for record in run.ranks[0].records]
+    assert len(keys) == len(set(keys))
+    assert sum(key.role is Role.GRAD_INPUT and key.fqn == "0" for key in keys) == 4
+    assert not x._backward_hooks
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_forward_without_gradients_is_no_microbatch(record, mode):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+
+    def step():
+        with mode():
+            model(torch.ones(2, 4))
+        model(torch.ones(2, 4)).sum().backward()
+        with mode():
+            model(torch.ones(2, 4))
+
+    run = record(model, None, step)
+    assert run.manifest["findings"] == []
+    assert run.ranks[0].microbatches == {-1: 0, 0: 1, 1: 1}
+    outputs = [r for r in run.ranks[0].records if r.key.role is Role.OUTPUT and r.key.fqn == ""]
+    assert [r.key.step for r in outputs] == [0, 1]
