@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import wrapt
@@ -95,15 +96,17 @@ def _run(real_pretrain: Pretrain, args: tuple[Any, ...], kwargs: dict[str, Any])
     request = requested(command_line())
     if request is None:
         return real_pretrain(*args, **kwargs)
-    with _open_session(request):
+    with ExitStack() as stack:
+        _open_session(request, stack)
         return real_pretrain(*args, **kwargs)
 
 
-def _open_session(request: DebugRequest) -> Any:
+def _open_session(request: DebugRequest, stack: ExitStack) -> None:
+    """Open the session that ``stack`` will close; what stands in the way is one message, no traceback."""
     from mindspeed_precision.session import Session
 
     try:
-        return Session(settings=request.settings())
+        stack.enter_context(Session(settings=request.settings()))
     except PrecisionError as error:
         sys.stderr.write(f"mindspeed-precision: {error}\n")
         raise SystemExit(2) from error

@@ -82,6 +82,23 @@ def test_wrap_runs_a_pretrain_of_ones_own():
     assert wrap(lambda *args, **kwargs: (args, kwargs))(1, two=2) == ((1,), {"two": 2})
 
 
+def test_what_stands_in_the_way_of_a_session_is_one_message_and_status_2(monkeypatch, tmp_path, capsys):
+    from mindspeed_precision import wrap
+    from mindspeed_precision.errors import PatchError
+    from mindspeed_precision.session import Session
+
+    def refuse(self):
+        raise PatchError("no patch was applied", remedy="mend it")
+
+    monkeypatch.setattr(Session, "__enter__", refuse)
+    out = str(tmp_path / "run")
+    monkeypatch.setattr(sys, "argv", ["train.py", "--precision-debug", "--precision-debug-out", out])
+    with pytest.raises(SystemExit) as caught:
+        wrap(lambda: pytest.fail("it trained"))()
+    assert caught.value.code == 2
+    assert capsys.readouterr().err == "mindspeed-precision: no patch was applied; mend it\n"
+
+
 def run_script(megatron: Path, *arguments: str) -> dict:
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{megatron}", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-W", "ignore", str(HERE / "scripts" / "scan_when_off.py"), *arguments]
