@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from mindspeed_precision.errors import ConfigError
-from mindspeed_precision.records import Level, RecordKey
+from mindspeed_precision.records import Level, Phase, RecordKey, Role
 
 DROP = "drop"
 
@@ -41,6 +41,10 @@ class NumberSet:
                     where=where,
                     found=repr(text),
                     expected='like "0-3,10"',
+                )
+            if int(high or low) < int(low):
+                raise ConfigError(
+                    "a range that ends before it begins", where=where, found=part, expected=f"{high}-{low}"
                 )
             ranges.append((int(low), int(high or low)))
         return cls(text=str(text), ranges=tuple(ranges))
@@ -255,20 +259,36 @@ def _level(text: str, *, where: str) -> Level:
         raise ConfigError("no such level", where=where, found=text, expected=f"one of {known}") from None
 
 
+def _pattern(text: str, kind: type[Role] | type[Phase], *, where: str) -> str:
+    """Return a pattern that some role, or phase, fits: one that none fits would select nothing in silence."""
+    if not any(fnmatchcase(member.value, text) for member in kind):
+        known = ", ".join(member.value for member in kind)
+        raise ConfigError("matches nothing", where=where, found=repr(text), expected=f"a pattern for {known}")
+    return text
+
+
+def _rule(plain: dict[str, Any], where: str) -> CaptureRule:
+    return CaptureRule(
+        fqn=plain["fqn"],
+        role=_pattern(plain["role"], Role, where=f"{where}.role"),
+        phase=_pattern(plain["phase"], Phase, where=f"{where}.phase"),
+        steps=NumberSet.parse(plain["steps"], where=f"{where}.steps"),
+        level=None if plain["level"] == DROP else _level(plain["level"], where=f"{where}.level"),
+    )
+
+
+def capture_rules(source: object) -> tuple[CaptureRule, ...]:
+    """Return the rules in the settings that a run noted; none where they are not those of this version."""
+    capture = source.get("capture") if isinstance(source, dict) else None
+    try:
+        return tuple(_rule(rule, "settings.capture.rules") for rule in capture["rules"]) if capture else ()
+    except (ConfigError, KeyError, TypeError, AttributeError):
+        return ()
+
+
 def _freeze(plain: dict[str, Any]) -> Settings:
     capture = dict(plain["capture"])
-    rules = tuple(
-        CaptureRule(
-            fqn=rule["fqn"],
-            role=rule["role"],
-            phase=rule["phase"],
-            steps=NumberSet.parse(rule["steps"], where=f"capture.rules[{index}].steps"),
-            level=None
-            if rule["level"] == DROP
-            else _level(rule["level"], where=f"capture.rules[{index}].level"),
-        )
-        for index, rule in enumerate(capture.pop("rules"))
-    )
+    rules = tuple(_rule(rule, f"capture.rules[{index}]") for index, rule in enumerate(capture.pop("rules")))
     level = _level(capture.pop("level"), where="capture.level")
     return Settings(
         out=Path(plain["out"]),

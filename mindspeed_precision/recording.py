@@ -25,7 +25,7 @@ from mindspeed_precision.capture.names import Names, canonical_names
 from mindspeed_precision.capture.optimizer import observe_parameters
 from mindspeed_precision.config import Settings
 from mindspeed_precision.dump.writer import RankWriter, create_run, update_manifest
-from mindspeed_precision.errors import PrecisionError
+from mindspeed_precision.errors import ConfigError, PrecisionError
 from mindspeed_precision.record.recorder import Recorder
 from mindspeed_precision.records import (
     INIT_STEP,
@@ -54,6 +54,7 @@ class Recording:
         self._activation = activated(context)
         self._trainable = [fqn for fqn, parameter in context.names.parameters if parameter.requires_grad]
         self._next_step = 0
+        self.steps_recorded = 0
 
     @classmethod
     def open(
@@ -71,9 +72,17 @@ class Recording:
         Returns None on a rank that ``settings.ranks`` leaves out.
 
         Raises:
+            ConfigError: ``settings.ranks`` leaves out every rank.
             DumpError: the run directory exists and is not empty; on every rank alike.
         """
         coordinates = parallel_coordinates()
+        if not any(rank in settings.ranks for rank in range(coordinates.world_size)):
+            raise ConfigError(
+                "no rank of this run records",
+                where="ranks",
+                found=repr(settings.ranks.text),
+                expected=f"some of 0-{coordinates.world_size - 1}",
+            )
         manifest = _manifest(chunks, optimizer, settings, coordinates, label=label, created=created)
         _create_together(settings.out, {**manifest, "patches": audit}, coordinates)
         if coordinates.rank not in settings.ranks:
@@ -115,6 +124,7 @@ class Recording:
         microbatches = clock.microbatches
         self.context.recorder.end_step()
         self._next_step += 1
+        self.steps_recorded += step in self._settings.steps
         return self._missing(step, microbatches) if self.context.settings.wgrad else []
 
     def _missing(self, step: int, microbatches: int) -> list[Finding]:
@@ -163,10 +173,12 @@ class Recording:
         return [m for m in modules if any(kind.__name__ in kinds for kind in type(m).__mro__)]
 
     def update(self, *, findings: Sequence[Finding], audit: list[dict[str, Any]]) -> None:
-        """Bring ``run.json`` up to date (rank 0)."""
+        """Bring ``run.json`` up to date (rank 0), or this rank's own findings."""
+        plain_findings = [_finding(finding) for finding in findings]
         if self._rank == 0:
-            changes = {"findings": [_finding(finding) for finding in findings], "patches": audit}
-            update_manifest(self._settings.out, changes)
+            update_manifest(self._settings.out, {"findings": plain_findings, "patches": audit})
+        elif plain_findings:
+            self._writer.write_findings(plain_findings)
 
     def close(self, *, complete: bool, findings: Sequence[Finding], audit: list[dict[str, Any]]) -> None:
         """Close this rank's files; ``complete`` when training ended well."""

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any
 
 from mindspeed_precision.config import Settings, load_settings
-from mindspeed_precision.errors import PatchError
+from mindspeed_precision.errors import ConfigError, PatchError
 from mindspeed_precision.patching.declare import load_declarations, select
 from mindspeed_precision.patching.session import PatchAudit, PatchSession
 from mindspeed_precision.records import Finding
@@ -97,6 +97,13 @@ class Session:
             self._stack.close()
         if ended_well and self._recording is not None and not self._steps:
             raise PatchError("no training step was seen", remedy="call session.step() after each step")
+        if ended_well and self._recording is not None and not self._recording.steps_recorded:
+            raise ConfigError(
+                f"none of the {self._steps} steps was recorded",
+                where="steps",
+                found=repr(self.settings.steps.text),
+                remedy="steps count from 0, and from where a checkpoint left off",
+            )
 
     def before_setup(self) -> None:
         """The model is about to be built: settings that it reads from Megatron's arguments are made now."""

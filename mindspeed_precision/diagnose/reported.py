@@ -10,12 +10,15 @@ from mindspeed_precision.records import Finding, Severity, Side
 
 
 def reported_findings(facts: Facts) -> list[Finding]:
-    """Return the findings in the manifests; one that both runs have is given once."""
+    """Return the findings of the manifests and of the ranks; one that both runs have is given once."""
     merged: dict[tuple[str, str], tuple[Mapping[str, Any], list[Side]]] = {}
     for side, run in ((Side.BASELINE, facts.baseline), (Side.CANDIDATE, facts.candidate)):
-        for entry in _entries(run.manifest.get("findings")):
+        found = [run.manifest.get("findings"), *(list(rank.findings) for rank in run.ranks.values())]
+        for entry in (entry for entries in found for entry in _entries(entries)):
             key = str(entry.get("id", "")), str(entry.get("title", ""))
-            merged.setdefault(key, (entry, []))[1].append(side)
+            sides = merged.setdefault(key, (entry, []))[1]
+            if side not in sides:
+                sides.append(side)
     return [_finding(entry, sides) for entry, sides in merged.values()]
 
 

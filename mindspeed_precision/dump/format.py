@@ -37,6 +37,7 @@ FINGERPRINT = "splitmix64-positional-1"
 MANIFEST = "run.json"
 INDEX = "index.jsonl"
 COMPLETE = "COMPLETE"
+FINDINGS = "findings.json"
 
 KEYS: Mapping[str, Mapping[str, tuple[type, ...]]] = {
     "header": {"schema": (int,), "fingerprint": (str,), "coordinates": (dict,)},
@@ -101,6 +102,7 @@ COMPLETE_KEYS: Mapping[str, tuple[type, ...]] = {
     "algorithm": (str,),
     "digest": (str,),
 }
+FINDINGS_KEYS: Mapping[str, tuple[type, ...]] = {"schema": (int,), "findings": (list,)}
 DIGEST_ALGORITHM = "blake2b-16"
 
 

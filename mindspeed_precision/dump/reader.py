@@ -16,6 +16,8 @@ from mindspeed_precision.dump.format import (
     COMPLETE,
     COMPLETE_KEYS,
     DIGEST_ALGORITHM,
+    FINDINGS,
+    FINDINGS_KEYS,
     INDEX,
     MANIFEST,
     SCHEMA,
@@ -44,6 +46,7 @@ class RankRecords:
         parameters: the parameters that the rank declared.
         microbatches: by step, how many it ran.
         complete: the rank ended as planned.
+        findings: what this rank found while it ran, if it is not in the manifest.
         notes: what a reader must know of this rank.
     """
 
@@ -54,6 +57,7 @@ class RankRecords:
     parameters: tuple[ParameterDeclaration, ...]
     microbatches: dict[int, int]
     complete: bool
+    findings: tuple[Any, ...] = ()
     notes: tuple[str, ...] = ()
     _files: dict[str, PayloadFile] = field(default_factory=dict, compare=False, repr=False)
 
@@ -262,8 +266,17 @@ def _load_rank(directory: Path) -> RankRecords | None:
         parameters=tuple(index.parameters),
         microbatches=index.microbatches,
         complete=complete,
+        findings=_load_findings(directory / FINDINGS),
         notes=tuple(_notes(index, torn=bool(torn), complete=complete)),
     )
+
+
+def _load_findings(path: Path) -> tuple[Any, ...]:
+    if not path.exists():
+        return ()
+    plain = load_object(_read(path), where=str(path))
+    check_keys(plain, FINDINGS_KEYS, where=str(path))
+    return tuple(plain["findings"])
 
 
 def _notes(index: _Index, *, torn: bool, complete: bool) -> Iterator[str]:

@@ -15,6 +15,7 @@ from mindspeed_precision.backends.base import HostTensor
 from mindspeed_precision.dump.format import (
     COMPLETE,
     DIGEST_ALGORITHM,
+    FINDINGS,
     INDEX,
     MANIFEST,
     SCHEMA,
@@ -169,6 +170,14 @@ class RankWriter:
         )
         self._append([*named, *problems, marker])
         self._broken = False
+
+    def write_findings(self, findings: Sequence[Mapping[str, Any]]) -> None:
+        """Write what was found on this rank while it ran, in place of what was written before."""
+        plain = {"schema": SCHEMA, "findings": _without_infinities(findings)}
+        try:
+            _write_and_rename(self.directory / FINDINGS, json.dumps(plain, indent=1).encode() + b"\n")
+        except OSError as error:
+            raise DumpError(f"cannot write: {error.strerror}", where=str(self.directory)) from error
 
     def close(self, *, complete: bool) -> None:
         """Close the index; ``complete`` says that the run ended as planned, and seals it."""

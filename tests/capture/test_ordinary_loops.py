@@ -7,7 +7,8 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
-from mindspeed_precision import load_run  # noqa: E402
+from mindspeed_precision import compare_runs, load_run  # noqa: E402
+from mindspeed_precision.errors import ConfigError  # noqa: E402
 from mindspeed_precision.records import Phase, Role  # noqa: E402
 from mindspeed_precision.session import Session  # noqa: E402
 from mindspeed_precision.testing.recorded import UNPINNED  # noqa: E402
@@ -113,3 +114,21 @@ def test_a_forward_without_gradients_is_no_microbatch(record, mode):
     assert run.ranks[0].microbatches == {-1: 0, 0: 1, 1: 1}
     outputs = [r for r in run.ranks[0].records if r.key.role is Role.OUTPUT and r.key.fqn == ""]
     assert [r.key.step for r in outputs] == [0, 1]
+
+
+@pytest.mark.parametrize("override", ["ranks=7", "steps=50-60"])
+def test_a_selection_of_nothing_is_an_error(record, override):
+    model = nn.Linear(4, 4)
+    with pytest.raises(ConfigError, match=override.partition("=")[0]):
+        record(model, None, lambda: model(torch.ones(2, 4)).sum().backward(), overrides=[override])
+
+
+def test_a_rule_that_matches_nothing_is_named(record, tmp_path):
+    model = nn.Linear(4, 4)
+    rules = "[{fqn: layrs.*}, {fqn: weight, role: wgrad}]"
+    run = record(
+        model, None, lambda: model(torch.ones(2, 4)).sum().backward(), overrides=[f"capture.rules={rules}"]
+    )
+    (finding,) = [f for f in compare_runs(run, run).findings if f.id == "coverage.rule_without_match"]
+    assert all("fqn=layrs.*" in line for line in finding.evidence)
+    assert len(finding.evidence) == 2  # one per run

@@ -153,3 +153,17 @@ def test_a_missing_file_lists_the_presets():
         load_settings("no-such-preset")
     assert "no-such-preset" in str(caught.value)
     assert "first-divergence, full-dump, quick" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        ("steps=3-1", "ends before it begins"),
+        ("capture.rules=[{role: wgrd}]", "capture.rules[0].role"),
+        ("capture.rules=[{phase: backward}]", "capture.rules[0].phase"),
+    ],
+)
+def test_what_can_select_nothing_is_refused(override, named):
+    with pytest.raises(ConfigError) as caught:
+        load_settings(overrides=[override])
+    assert named in str(caught.value)

@@ -444,6 +444,29 @@ def test_what_the_manifests_say_is_listed(changes, finding, line, tmp_path):
     assert any(line in evidence for evidence in found.evidence)
 
 
+def test_another_number_of_microbatches_is_the_cause(tmp_path):
+    diagnosis = diagnose(tmp_path, {"microbatches": 2}, microbatches=3)
+    by_id = {f.id: f for f in diagnosis.findings}
+    assert diagnosis.findings[0].id == "config.microbatches_differ"
+    assert "2 microbatches in the baseline and 3" in by_id["config.microbatches_differ"].title
+    assert "diagnosis.unknown" not in by_id
+    assert diagnosis.status is Verdict.DIVERGED
+
+
+def test_a_rule_that_fits_no_record_is_named(tmp_path):
+    settings = {
+        "capture": {"rules": [rule(fqn="decoder.layrs.*"), rule(fqn="*"), rule(level="drop", fqn="x")]}
+    }
+    (found,) = diagnose(tmp_path, {"manifest": {"settings": settings}}).findings
+    assert found.id == "coverage.rule_without_match"
+    assert {"fqn=decoder.layrs.*" in line for line in found.evidence} == {True}
+    assert len(found.evidence) == 2  # the candidate has the same settings here
+
+
+def rule(**changes):
+    return {"fqn": "*", "role": "*", "phase": "*", "steps": "", "level": "tensor", **changes}
+
+
 def test_arguments_that_decide_no_number_are_not_listed(tmp_path):
     assert diagnose(tmp_path, megatron_args={"save": "elsewhere", "log_interval": 7}).findings == ()
 
@@ -466,6 +489,8 @@ def test_every_registered_id_is_exercised_by_a_test():
         "vacuous.lr_zero",
         "vacuous.no_gradient",
         "vacuous.no_records",
+        "coverage.rule_without_match",
+        "config.microbatches_differ",
         "config.differs",
         "env.differs",
         "env.versions_differ",

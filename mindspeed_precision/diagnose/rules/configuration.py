@@ -39,6 +39,26 @@ VARIABLES = (
 _MOST = 12
 
 
+@rule("config.microbatches_differ")
+def microbatches(facts: Facts) -> Iterable[Finding]:
+    """Say where a step has another number of microbatches: its losses and gradients are other sums."""
+    for step in facts.alignment.steps:
+        for rank in facts.alignment.ranks:
+            one, two = (run.ranks[rank].microbatches.get(step) for run in (facts.baseline, facts.candidate))
+            if one == two:
+                continue
+            yield Finding(
+                id="config.microbatches_differ",
+                severity=Severity.ERROR,
+                confidence=0.97,
+                title=f"a step has {one} microbatches in the baseline and {two} in the candidate",
+                evidence=(f"first: step {step}, rank {rank}",),
+                remedy="use the same global and micro batch size, and the same ramp-up",
+                explains=tuple(o.key for o in facts.origins if o.key.step >= step),
+            )
+            return
+
+
 @rule("config.differs")
 def configuration(facts: Facts) -> Iterable[Finding]:
     """List the arguments that decide numbers and differ."""

@@ -5,10 +5,22 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from mindspeed_precision.config import capture_rules
 from mindspeed_precision.diagnose.coverage import gaps
 from mindspeed_precision.diagnose.facts import Facts, names
 from mindspeed_precision.diagnose.rules.registry import rule
-from mindspeed_precision.records import Finding, Pair, Phase, Role, Severity, Unmatched, Verdict
+from mindspeed_precision.dump.reader import Run
+from mindspeed_precision.records import (
+    Finding,
+    Pair,
+    Phase,
+    RecordKey,
+    Role,
+    Severity,
+    Side,
+    Unmatched,
+    Verdict,
+)
 
 _GRADIENTS = {Role.WGRAD, Role.BGRAD, Role.MAIN_GRAD, Role.REDUCED_GRAD}
 
@@ -60,6 +72,30 @@ def unmatched(facts: Facts) -> Iterable[Finding]:
 def _about_frozen(facts: Facts, unmatched: Unmatched) -> bool:
     name = unmatched.key.fqn
     return any(name in (parameter, parameter.rpartition(".")[0]) for parameter in facts.trained_on_one_side)
+
+
+@rule("coverage.rule_without_match")
+def rules_without_match(facts: Facts) -> Iterable[Finding]:
+    """Name the rules of capture that no record of their run fits: what they were to keep was not kept."""
+    lines = []
+    for side, run in ((Side.BASELINE, facts.baseline), (Side.CANDIDATE, facts.candidate)):
+        settings = run.manifest.get("settings")
+        named = [rule for rule in capture_rules(settings) if rule.level is not None and rule.fqn != "*"]
+        unmatched = [rule for rule in named if not any(rule.applies(key) for key in _keys(run))]
+        lines += [f"in the {side.value}: {rule.describe()}" for rule in unmatched]
+    if lines:
+        yield Finding(
+            id="coverage.rule_without_match",
+            severity=Severity.WARNING,
+            confidence=1.0,
+            title=f"{len(lines)} of capture.rules matched no record",
+            evidence=tuple(lines),
+            remedy="look at the names with `mindspeed-precision show RUN`",
+        )
+
+
+def _keys(run: Run) -> Iterable[RecordKey]:
+    return (record.key for rank in run.ranks.values() for record in rank.records)
 
 
 @rule("coverage.not_judged")
