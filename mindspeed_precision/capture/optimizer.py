@@ -187,8 +187,10 @@ def _observe_hyperparameters(
             continue
         numbers = {"beta1": value[0], "beta2": value[1]} if name == "betas" else {name: value}
         for slot, number in numbers.items():
-            if isinstance(number, torch.Tensor):
-                context.observe(Phase.OPTIMIZER, fqn, Role.HYPERPARAMETER, number.detach(), slot=slot)
+            if isinstance(number, torch.Tensor) and number.device.type != "cpu":
+                # as wide as a number: torch's step is a tensor, MindSpeed's an int
+                wide = number.detach().reshape(()).to(torch.float64)
+                context.observe(Phase.OPTIMIZER, fqn, Role.HYPERPARAMETER, wide, slot=slot)
             else:
                 context.observe_number(Phase.OPTIMIZER, fqn, Role.HYPERPARAMETER, float(number), slot=slot)
 
