@@ -54,6 +54,7 @@ class Recording:
         self._activation = activated(context)
         self._trainable = [fqn for fqn, parameter in context.names.parameters if parameter.requires_grad]
         self._next_step = 0
+        self._first_step: int | None = None
         self.steps_recorded = 0
 
     @classmethod
@@ -120,6 +121,7 @@ class Recording:
     def end_step(self) -> list[Finding]:
         """End the step, write its records, return what was found missing in it for the first time."""
         clock, step = self.context.clock, self._next_step
+        self._first_step = step if self._first_step is None else self._first_step
         clock.end_step()
         microbatches = clock.microbatches
         self.context.recorder.end_step()
@@ -145,7 +147,7 @@ class Recording:
                     "see patches/README.md",
                 )
             )
-        if step == 0 and not microbatches:
+        if step == self._first_step and not microbatches:
             findings.append(_no_forward(self._rank))
         for fqn, seen in coverage.take_unseen_gemms().items():
             findings.append(
@@ -176,7 +178,8 @@ class Recording:
         """Bring ``run.json`` up to date (rank 0), or this rank's own findings."""
         plain_findings = [_finding(finding) for finding in findings]
         if self._rank == 0:
-            update_manifest(self._settings.out, {"findings": plain_findings, "patches": audit})
+            changes = {"findings": plain_findings, "patches": audit, "first_step": self._first_step}
+            update_manifest(self._settings.out, changes)
         elif plain_findings:
             self._writer.write_findings(plain_findings)
 

@@ -13,8 +13,9 @@ from mindspeed_precision.align.compatible import (
     require_same_layout,
     require_same_model,
 )
+from mindspeed_precision.align.start import common_start, initial
 from mindspeed_precision.dump.reader import RankRecords, Run
-from mindspeed_precision.records import INIT_STEP, Pair, RecordKey, Side, TensorRecord, Unmatched
+from mindspeed_precision.records import Pair, RecordKey, Side, TensorRecord, Unmatched
 
 CLOSEST = 3
 """How many candidates an unmatched record is shown with."""
@@ -55,20 +56,21 @@ def align(baseline: Run, candidate: Run) -> Alignment:
     ranks, notes = common_ranks(baseline, candidate)
     require_same_model(baseline, candidate, ranks)
     steps, step_notes = common_steps(baseline, candidate, ranks)
-    wanted = {INIT_STEP, *steps}
+    start = common_start(baseline, candidate, ranks)
     pairs: list[Pair] = []
     unmatched: list[Unmatched] = []
     recomputed: Counter[Side] = Counter()
     for rank in ranks:
         notes += _repeated(baseline.ranks[rank], candidate.ranks[rank])
-        one, two = (_by_key(run.ranks[rank], wanted) for run in (baseline, candidate))
+        one = _by_key(baseline.ranks[rank], steps, start.baseline)
+        two = _by_key(candidate.ranks[rank], steps, start.candidate)
         pairs += _pairs(rank, one, two)
         for side, mine, other in ((Side.BASELINE, one, two), (Side.CANDIDATE, two, one)):
             alone = [record for key, record in mine.items() if key not in other]
             recomputed[side] += sum(record.key.recomputed for record in alone)
             rest = [record for record in alone if not record.key.recomputed]
             unmatched += _unmatched(side, rank, rest, other)
-    notes += step_notes
+    notes += [*step_notes, *filter(None, [start.note])]
     notes += [
         f"only the {side.value} recomputes activations: {count} recomputed records not compared"
         for side, count in recomputed.items()
@@ -83,9 +85,10 @@ def align(baseline: Run, candidate: Run) -> Alignment:
     )
 
 
-def _by_key(rank: RankRecords, steps: set[int]) -> dict[RecordKey, TensorRecord]:
-    ordered = sorted((r for r in rank.records if r.key.step in steps), key=lambda record: record.seq)
-    return {record.key: record for record in ordered}
+def _by_key(rank: RankRecords, steps: Sequence[int], start: int | None) -> dict[RecordKey, TensorRecord]:
+    wanted = set(steps)
+    ordered = sorted((r for r in rank.records if r.key.step in wanted), key=lambda record: record.seq)
+    return {record.key: record for record in (*initial(rank, start), *ordered)}
 
 
 def _repeated(baseline: RankRecords, candidate: RankRecords) -> list[str]:

@@ -201,8 +201,7 @@ def scale_of(comparison: Comparison) -> Scale | None:
     """Recognise a tensor that is a multiple of the other side's, beyond what rounding can do.
 
     With elements: what is left after the best factor (α = ⟨a, b⟩ / ⟨a, a⟩) is rounding, and α is many
-    standard
-    errors away from 1 (anchors: the scale fit). Without: norm, minimum and maximum move by one factor.
+    standard errors away from 1. Without: norm, minimum and maximum move by one factor.
     """
     metrics = comparison.metrics
     epsilon = _EPSILON.get(pair_of(comparison).candidate.dtype)
