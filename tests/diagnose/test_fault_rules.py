@@ -413,6 +413,10 @@ def test_parameter_without_dw_is_a_gap_and_not_called_frozen(tmp_path):
             "vacuous.no_gradient",
         ),
         ({"plants": [plant(step=s, drop=True) for s in (0, 1)]}, "vacuous.no_records"),
+        (
+            {"plants": [plant(role=r, drop=True) for r in ("hyperparameter", "exp_avg*", "master_param")]},
+            "vacuous.no_update",
+        ),
     ],
 )
 def test_what_was_not_exercised_is_not_certified(shape, finding, tmp_path):
@@ -489,6 +493,7 @@ def test_every_registered_id_is_exercised_by_a_test():
         "vacuous.lr_zero",
         "vacuous.no_gradient",
         "vacuous.no_records",
+        "vacuous.no_update",
         "coverage.rule_without_match",
         "config.microbatches_differ",
         "config.differs",

@@ -151,6 +151,19 @@ def vacuous(facts: Facts) -> Iterable[Finding]:
         )
 
 
+@rule("vacuous.no_update")
+def no_update(facts: Facts) -> Iterable[Finding]:
+    """Refuse to certify an optimizer that was called and never updated anything."""
+    seen = {node.key.role for node in facts.graph.all.nodes if node.key.phase is Phase.OPTIMIZER}
+    if Role.PARAM in seen and Role.HYPERPARAMETER not in seen:
+        yield _vacuous(
+            "vacuous.no_update",
+            "no update of the optimizer was seen in any compared step",
+            "compare steps that fp16 does not skip for overflow (a smaller --initial-loss-scale); "
+            "of an optimizer that is none of torch.optim's no update can be seen",
+        )
+
+
 def _vacuous(id_: str, title: str, remedy: str) -> Finding:
     return Finding(
         id=id_,
