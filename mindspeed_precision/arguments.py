@@ -35,7 +35,7 @@ class DebugRequest:
 def requested(argv: Sequence[str]) -> DebugRequest | None:
     """Return the request in ``argv`` (without the program's name), or None when debugging is off.
 
-    Only ``--precision-debug`` itself turns it on: its companions alone change nothing.
+    Only ``--precision-debug`` itself turns it on: alone, its companions are unknown flags to Megatron.
     """
     if FLAG not in argv:
         return None
