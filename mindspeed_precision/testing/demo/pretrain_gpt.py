@@ -73,12 +73,13 @@ def forward_step(data_iterator: Any, model: Any) -> tuple[Any, Any]:
     return output, partial(loss_func, batch["loss_mask"])
 
 
-def train_valid_test_datasets_provider(
-    num_samples: Any, vp_stage: int | None = None
-) -> tuple[Any, None, None]:
-    """Return the training set; nothing is evaluated."""
+def train_valid_test_datasets_provider(num_samples: Any, vp_stage: int | None = None) -> tuple[Any, ...]:
+    """Return the sets to train on, to evaluate on and to test on; None where no sample is asked for."""
     args = get_args()
-    return ByteWindows(seq_length=args.seq_length, samples=num_samples[0], seed=args.seed), None, None
+    return tuple(
+        ByteWindows(seq_length=args.seq_length, samples=number, seed=args.seed + offset) if number else None
+        for offset, number in enumerate(num_samples)
+    )
 
 
 if __name__ == "__main__":
