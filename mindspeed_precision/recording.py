@@ -201,8 +201,8 @@ def _no_forward(rank: int) -> Finding:
         id="coverage.no_forward",
         severity=Severity.ERROR,
         confidence=1.0,
-        title=f"the model was not called in the first step on rank {rank}",
-        remedy="attach the Session to the model that is trained",
+        title=f"the model was not called in train mode, with gradients, in the first step on rank {rank}",
+        remedy="attach the Session to the model that is trained; call model.train()",
     )
 
 

@@ -11,6 +11,7 @@ consume it too (a residual branch), it is the sum over all of them.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -24,7 +25,12 @@ from mindspeed_precision.records import Phase, Role
 
 
 def tensors_of(value: object, slot: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield ``(slot, tensor)`` of every tensor in nested tuples, lists and mappings; slots join with dots."""
+    """Yield ``(slot, tensor)`` of every tensor in nested tuples, lists, mappings and dataclasses.
+
+    Slots join with dots.
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, (type, Mapping)):
+        value = {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
     if isinstance(value, torch.Tensor):
         yield slot, value
     elif isinstance(value, Mapping):

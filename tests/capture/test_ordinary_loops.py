@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -114,6 +116,36 @@ def test_a_forward_without_gradients_is_no_microbatch(record, mode):
     assert run.ranks[0].microbatches == {-1: 0, 0: 1, 1: 1}
     outputs = [r for r in run.ranks[0].records if r.key.role is Role.OUTPUT and r.key.fqn == ""]
     assert [r.key.step for r in outputs] == [0, 1]
+
+
+@dataclass
+class Answer:
+    logits: torch.Tensor
+    note: str = "not a tensor"
+
+
+class Answering(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> Answer:
+        return Answer(logits=self.linear(x))
+
+
+def test_tensors_in_a_dataclass_are_seen(record):
+    model = Answering()
+    run = record(model, None, lambda: model(torch.ones(2, 4)).logits.sum().backward(), steps=1)
+    roles = {r.key.role for r in run.ranks[0].records if (r.key.fqn, r.key.slot) == ("", "logits")}
+    assert roles == {Role.OUTPUT, Role.GRAD_OUTPUT}
+
+
+def test_a_model_that_is_never_in_train_mode_is_an_error_that_says_so(record):
+    model = nn.Linear(4, 4).eval()
+    run = record(model, None, lambda: model(torch.ones(2, 4)).sum().backward())
+    (finding,) = run.manifest["findings"]
+    assert finding["id"] == "coverage.no_forward"
+    assert "train mode" in finding["title"]
 
 
 @pytest.mark.parametrize("override", ["ranks=7", "steps=50-60"])
