@@ -146,11 +146,10 @@ class Session:
         if self._recording is not None:
             self.findings += self._recording.end_step()
         self._steps += 1
-        if self._steps == 1 and self._patches is not None:
-            excused = () if self._recording is None else self._recording.excused_patches()
+        if self._steps == 1 and self._patches is not None and self._recording is not None:
+            excused = self._recording.excused_patches()
             self._patches.require_healthy(at="first step", excused=excused)
-            if self._recording is not None:
-                self._recording.update(findings=self.findings, audit=self._audit())
+            self._recording.update(findings=self.findings, audit=self._audit())
 
     def step(self, *, loss: Any = None, grad_norm: Any = None) -> None:
         """End a training step of a loop of one's own, and begin the next.

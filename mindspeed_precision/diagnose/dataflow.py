@@ -174,6 +174,8 @@ RULES: tuple[Rule, ...] = (
         always=(
             Source(Phase.FPROP, (Role.INPUT,), where=Where.REPLICA),
             Source(Phase.FPROP, (Role.OUTPUT,), Names.BELOW, When.EARLIER, Where.REPLICA),
+            # what the collectives called in it gave back (vocabulary-parallel loss)
+            Source(Phase.FPROP, (Role.OUTPUT,), Names.SAME, When.EARLIER),
             _STATE_PARAMETERS,
         ),
     ),

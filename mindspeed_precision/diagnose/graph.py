@@ -196,10 +196,10 @@ class Graph:
         for other in self._linked[node.bits]:
             same_time = (other.key.step, other.key.microbatch) == (node.key.step, node.key.microbatch)
             state = other.key.role is Role.PARAM and other.key.step < node.key.step
-            # replicas show each other's tensors, which would be a circle; what one pipeline stage sends the
-            # other receives, in any order of stages where each has several chunks
+            # what one pipeline stage sends the other receives, in any order of stages where each has several
+            # chunks; ranks of one stage show each other's tensors without an order, which would be a circle
             sent = other.moment[1] != node.moment[1] and other.key.role is not node.key.role
-            earlier = sent or (other.moment < node.moment and not _same(other, node))
+            earlier = sent or (other.rank == node.rank and other.moment < node.moment)
             if other.key.role in rule.content and (state or (same_time and earlier)):
                 yield other
 
