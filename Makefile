@@ -16,6 +16,9 @@ TORCH := $(shell sed -n 's/^ *"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
 # Set it to PyTorch's index of CPU builds where pip would otherwise take the build with CUDA (gigabytes).
 TORCH_INDEX ?=
 
+# Tests at a time.
+JOBS ?= 2
+
 DEMO_MCORE := 0.17.1
 MCORE_VERSIONS := 0.12.1 0.16.1 0.17.1 0.18.2 0.19.2
 MCORE_TREES := $(MCORE_VERSIONS:%=$(MCORE)/%/megatron/core/package_info.py)
@@ -50,10 +53,10 @@ lint: $(VENV)/.dev ## ruff and mypy
 	$(BIN)/mypy
 
 fast: $(VENV)/.dev $(MCORE_TREES) ## tests that take seconds
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
 matrix: $(VENV)/.dev $(MCORE_TREES) ## tests that take minutes
-	$(BIN)/python -m pytest -m matrix $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) -m matrix $(ARGS)
 
 framework-free: oldest newest ## both of the next two
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stdout
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from mindspeed_precision.compare.policy import DEFAULT_POLICY
 from mindspeed_precision.errors import PrecisionError
@@ -46,15 +50,20 @@ def build_parser() -> argparse.ArgumentParser:
 
     patches = commands.add_parser("patches", help="what is patched where and why")
     actions = patches.add_subparsers(dest="action", metavar="ACTION", required=True)
-    actions.add_parser("list", help="every declaration").set_defaults(run=_patches_list)
-    actions.add_parser("check", help="what each finds on this machine").set_defaults(run=_patches_check)
-    explain = actions.add_parser("explain", help="what one patch does, and why")
-    explain.add_argument("name", metavar="NAME")
-    explain.set_defaults(run=_patches_explain)
+    for name, run, about in (
+        ("list", _patches_list, "every declaration"),
+        ("check", _patches_check, "what each finds on this machine"),
+        ("explain", _patches_explain, "what one patch does, and why"),
+    ):
+        action = actions.add_parser(name, help=about)
+        action.add_argument("--json", action="store_true", help="print JSON")
+        action.set_defaults(run=run)
+    actions.choices["explain"].add_argument("name", metavar="NAME")
 
     demo = commands.add_parser("demo", help="train twice on this machine and compare")
     demo.add_argument("case", nargs="?", default="glm4", metavar="CASE", help="which case (%(default)s)")
     demo.add_argument("--out", metavar="DIR", help="where to keep the runs and the report")
+    demo.add_argument("--json", action="store_true", help="print its verdicts as JSON, the rest to stderr")
     demo.set_defaults(run=_demo)
     return parser
 
@@ -117,6 +126,8 @@ def _patches_list(arguments: argparse.Namespace) -> int:
     from mindspeed_precision.patching.explain import list_rows
     from mindspeed_precision.report.patches import list_text
 
+    if arguments.json:
+        return _json([asdict(row) for row in list_rows()])
     sys.stdout.write(list_text(list_rows()) + "\n")
     return 0
 
@@ -126,21 +137,36 @@ def _patches_check(arguments: argparse.Namespace) -> int:
     from mindspeed_precision.report.patches import check_text
 
     rows = check_rows()
+    status = int(any(row.refused for row in rows))
+    if arguments.json:
+        return _json([asdict(row) for row in rows], status)
     sys.stdout.write(check_text(rows) + "\n")
-    return int(any(row.refused for row in rows))
+    return status
 
 
 def _patches_explain(arguments: argparse.Namespace) -> int:
     from mindspeed_precision.patching.explain import explain
 
-    sys.stdout.write(explain(arguments.name) + "\n")
+    text = explain(arguments.name)
+    if arguments.json:
+        return _json({"name": arguments.name, "text": text})
+    sys.stdout.write(text + "\n")
     return 0
 
 
 def _demo(arguments: argparse.Namespace) -> int:
     from mindspeed_precision.testing.demo.command import run
 
-    return int(run(arguments.case, out=arguments.out))
+    if not arguments.json:
+        return run(arguments.case, out=arguments.out).status
+    with redirect_stdout(sys.stderr):
+        result = run(arguments.case, out=arguments.out)
+    return _json(result.verdicts(), result.status)
+
+
+def _json(value: Any, status: int = 0) -> int:
+    sys.stdout.write(json.dumps(value, indent=1) + "\n")
+    return status
 
 
 __all__ = ["build_parser", "main"]

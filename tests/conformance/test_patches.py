@@ -16,7 +16,7 @@ import pytest
 
 from mindspeed_precision.patching.declare import load_declarations
 
-pytestmark = [pytest.mark.megatron, pytest.mark.torch]
+pytestmark = [pytest.mark.megatron, pytest.mark.torch, pytest.mark.matrix]
 
 REPOSITORY = Path(__file__).parents[2]
 ROOT = Path(os.environ.get("MSP_MCORE") or REPOSITORY / ".mcore")

@@ -48,12 +48,15 @@ def test_a_cpu_that_cannot_show_the_case_says_so(monkeypatch, tmp_path):
 def test_the_demo_shows_names_proves_and_repairs(megatron, tmp_path):
     out = tmp_path / "demo"
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{megatron('0.17.1')}"}
-    command_line = [sys.executable, "-m", "mindspeed_precision", "demo", "glm4", "--out", str(out)]
+    command_line = [sys.executable, "-m", "mindspeed_precision", "demo", "glm4", "--out", str(out), "--json"]
     done = subprocess.run(command_line, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "proved by replay" in done.stdout
+    assert "proved by replay" in done.stderr
+    verdicts = json.loads(done.stdout)
+    assert verdicts["tp1/first-pass"]["status"] == "diverged"
     for layout in ("tp1", "tp2"):
         verdict = json.loads((out / layout / "compare" / "verdict.json").read_text())
+        assert verdicts[f"{layout}/compare"] == verdict
         assert verdict["status"] == "diverged"
         first = verdict["first_divergence"]
         assert (first["step"], first["phase"], first["role"], first["origin"]) == (0, "wgrad", "wgrad", True)

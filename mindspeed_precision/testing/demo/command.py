@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import datetime
+import json
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mindspeed_precision.errors import ConfigError, PrecisionError
 from mindspeed_precision.records import Diagnosis, Phase, Verdict
@@ -14,6 +17,8 @@ from mindspeed_precision.testing.demo.glm4 import REMEDY, STEPS, Arithmetic, Glm
 from mindspeed_precision.testing.demo.launch import SCRIPT, CompletedRun
 
 CASES = ("glm4",)
+PRINTED = 1e-5
+"""What the log's digits can hide of a loss."""
 LAYOUTS = {1: "one process", 2: "two processes, tensor-parallel"}
 
 BASELINE = RunSpec(name="baseline", other=True)
@@ -25,16 +30,31 @@ REPAIRED = RunSpec(
 )
 
 
-def run(case: str, *, out: str | Path | None = None) -> int:
+@dataclass(frozen=True, kw_only=True)
+class DemoResult:
+    """What a demo came to.
+
+    Attributes:
+        status: 0 when the first divergence is a dW, proved by replay, and the remedy makes the runs
+            identical; else 1.
+        directory: where runs, logs and reports are.
+    """
+
+    status: int
+    directory: Path
+
+    def verdicts(self) -> dict[str, Any]:
+        """Return every ``verdict.json`` that was written, by its place in the directory."""
+        found = sorted(self.directory.glob("*/*/verdict.json"))
+        return {str(path.parent.relative_to(self.directory)): json.loads(path.read_text()) for path in found}
+
+
+def run(case: str, *, out: str | Path | None = None) -> DemoResult:
     """Run a case and tell what it shows.
 
     Args:
         case: name of the case; ``glm4``.
         out: directory for runs, logs and reports; a new one under ``runs/`` when None.
-
-    Returns:
-        0 when the first divergence is a dW, proved by replay, and the remedy makes the runs identical;
-        else 1.
 
     Raises:
         ConfigError: there is no such case.
@@ -53,7 +73,7 @@ def run(case: str, *, out: str | Path | None = None) -> int:
         )
     _say(_introduction(arithmetic, directory))
     shown = [_show_layout(processes, arithmetic, directory) for processes in LAYOUTS]
-    return 0 if all(shown) else 1
+    return DemoResult(status=0 if all(shown) else 1, directory=directory)
 
 
 def _directory(case: str, out: str | Path | None) -> Path:
@@ -87,7 +107,8 @@ def _show_layout(processes: int, arithmetic: Arithmetic, directory: Path) -> boo
     _say("\nWhat the two logs print:\n")
     _say(log_table(baseline, candidate))
 
-    _, files = case.compare(BASELINE.name, CANDIDATE.name, report="first-pass")
+    first, files = case.compare(BASELINE.name, CANDIDATE.name, report="first-pass")
+    _say(_log_note(baseline, first))
     if "window" not in files:
         _say("\nThe runs do not diverge on this CPU with real data: nothing to show.")
         return False
@@ -130,6 +151,19 @@ def log_table(baseline: CompletedRun, candidate: CompletedRun) -> str:
             f"{two.grad_norm:>19}{mark}"
         )
     return "\n".join(lines)
+
+
+def _log_note(run: CompletedRun, diagnosis: Diagnosis) -> str:
+    """Say so where the second line of the log is the mean of two steps, as Megatron prints it since 0.16."""
+    if len(run.rows) < 2 or len(diagnosis.scalars) < 2:
+        return ""
+    first, second = (row.baseline_loss for row in diagnosis.scalars[:2])
+    printed = float(run.rows[1].loss)
+    if first is None or second is None or abs(printed - second) < PRINTED:
+        return ""
+    if abs(printed - (first + second) / 2) > PRINTED:
+        return ""
+    return "  (the second loss that this Megatron prints is the mean of steps 0 and 1)"
 
 
 def _timed(what: str, case: Glm4, *specs: RunSpec) -> list[CompletedRun]:
