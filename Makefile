@@ -1,6 +1,6 @@
 # make demo    set up and watch two real training runs diverge, be explained, and agree again
 # make test    set up, lint, type-check, run every test
-# The rest: lint fast matrix framework-free oldest newest clean. `make help` lists them.
+# The rest: lint fast matrix long framework-free oldest newest clean. `make help` lists them.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -30,14 +30,14 @@ PYTHON_OLDEST ?= python3.10
 PYTHON_NEWEST ?= python3.13
 # The floors of pyproject.toml, exactly; and what needs no framework.
 OLDEST := numpy==1.26.0 pandas==2.0.3 omegaconf==2.3.0 wrapt==1.15.0 safetensors==0.4.5
-FRAMEWORK_FREE := -m 'not torch and not megatron and not matrix'
+FRAMEWORK_FREE := -m 'not torch and not megatron and not matrix and not long'
 
 # One thread per process: the order of a sum depends on it, and the tests start several processes.
 export OMP_NUM_THREADS ?= 1
 export PYTHONHASHSEED ?= 1234
 export MSP_MCORE ?= $(CURDIR)/$(MCORE)
 
-.PHONY: help demo test lint fast matrix framework-free oldest newest clean
+.PHONY: help demo test lint fast matrix long framework-free oldest newest clean
 
 help:
 	@sed -n 's/^# make/make/p; s/^\([a-z-]*\):.*## /make \1\t/p' Makefile | expand -t 21
@@ -56,7 +56,10 @@ fast: $(VENV)/.dev $(MCORE_TREES) ## tests that take seconds
 	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
 matrix: $(VENV)/.dev $(MCORE_TREES) ## tests that take minutes
-	$(BIN)/python -m pytest -n $(JOBS) -m matrix $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m 'matrix and not long' $(ARGS)
+
+long: $(VENV)/.dev $(MCORE_TREES) ## tests that take longer still: each piece of the CPU layer by ablation, more versions
+	$(BIN)/python -m pytest -n $(JOBS) -m long $(ARGS)
 
 framework-free: oldest newest ## both of the next two
 

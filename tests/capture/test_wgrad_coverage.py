@@ -26,8 +26,10 @@ CONFIGURATIONS = {
     "distributed optimizer": {"distributed_optimizer": True, "overlap": True, "dtype": "bf16"},
 }
 TOGETHER = {
-    "tp2": {"tp": 2},
-    "tp2 sequence parallel": {"tp": 2, "sequence_parallel": True},
+    "tp2": {"tp": 2, "dropout": 0.1},
+    "tp2 sequence parallel": {"tp": 2, "sequence_parallel": True, "dtype": "bf16"},
+    "dp2 distributed optimizer bf16": {"distributed_optimizer": True, "dtype": "bf16"},
+    "dp2 overlap": {"overlap": True},
     "tp2 sequence parallel fusion": {
         "tp": 2,
         "sequence_parallel": True,
@@ -90,7 +92,7 @@ def test_every_parameter_has_its_gradient(record, options):
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("options", TOGETHER.values(), ids=TOGETHER)
-def test_every_parameter_of_two_processes_has_its_gradient(megatron, capture_scripts, tmp_path, options):
+def test_two_processes_are_covered_and_the_same_as_unobserved(megatron, capture_scripts, tmp_path, options):
     from mindspeed_precision import load_run
     from mindspeed_precision.testing.demo.launch import run_training
 
@@ -101,6 +103,9 @@ def test_every_parameter_of_two_processes_has_its_gradient(megatron, capture_scr
         megatron=megatron("0.17.1"),
         log=tmp_path / "log",
     )
+    answers = [json.loads((tmp_path / f"answer{rank}.json").read_text()) for rank in (0, 1)]
+    assert all(answer["count"] > 10 for answer in answers)
+    assert [(answer["results"], answer["parameters"]) for answer in answers] == [(True, [])] * 2
     run = load_run(tmp_path / "run")
     assert run.manifest["findings"] == []
     assert sorted(run.ranks) == [0, 1]

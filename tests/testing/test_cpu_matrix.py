@@ -61,7 +61,11 @@ CONFIGURATIONS: dict[str, tuple[int, dict[str, object]]] = {
     "cp2 dropout 0": (2, {"cp": 2, "dropout": 0.0}),
     "tp2 cp2 sp": (4, {"tp": 2, "cp": 2, "sequence_parallel": True, "dropout": 0.0}),
 }
-NEWER = ("tp2 sp", "pp2 vpp2", "dp2 distopt overlap bf16", "ep2", "cp2 dropout 0", "tp2 pp2")
+NEWER = (
+    "tp2 sp",
+    "dp2 distopt overlap bf16",
+    *(pytest.param(name, marks=pytest.mark.long) for name in ("pp2 vpp2", "ep2", "cp2 dropout 0", "tp2 pp2")),
+)
 
 # equal work in another order of sums, as (one, other, relative difference of the printed loss)
 SAME_LOSS = (
@@ -183,6 +187,7 @@ def test_other_work_gives_another_loss(trained):
     assert len({trained(name) for name in ("1p", "1p dropout 0", "1p untied", "dp2", "1p bf16")}) == 5
 
 
+@pytest.mark.long
 def test_interleaved_stages_repeat_themselves(trained, megatron, tmp_path):
     """What ``send_alias`` is for: without it, each run of this configuration gave other numbers."""
     processes, options = CONFIGURATIONS["pp2 vpp2"]
@@ -220,6 +225,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(processes, options, megatron, tm
     assert (second[0], second[2]) == (whole[2], whole[4])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ABLATIONS)
 def test_a_piece_is_needed(name, megatron, tmp_path):
     version, processes, options, says = ABLATIONS[name]
@@ -235,6 +241,7 @@ def test_a_piece_is_needed(name, megatron, tmp_path):
     assert says in (tmp_path / "log.txt").read_text()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CORE_ABLATIONS)
 def test_a_piece_is_needed_by_the_core(name, megatron, scripts, tmp_path):
     version, processes, settings, says = CORE_ABLATIONS[name]
@@ -295,6 +302,7 @@ def core_trained(
     return train
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("version", ["0.12.1", "0.16.1"])  # the others are covered by their own pretrain
 @pytest.mark.parametrize("name", CORE_SETTINGS)
 def test_the_core_trainer_trains(name, version, core_trained):
@@ -305,6 +313,7 @@ def test_the_core_trainer_trains(name, version, core_trained):
     assert all(0 < norm < 10 for norm in ranks[0]["grad_norms"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["dp2", "cp2"])
 def test_the_core_trainer_divides_the_work_and_keeps_it(name, core_trained):
     alone, divided = core_trained("1p", "0.16.1")[0], core_trained(name, "0.16.1")[0]
