@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from mindspeed_precision.diagnose.dataflow import Names, Rule, Source, When, Where, rule_for
 from mindspeed_precision.records import (
@@ -225,7 +226,15 @@ class Graph:
             prefix = f"{key.fqn}." if key.fqn else ""
             candidates = [n for n in candidates if n.key.fqn.startswith(prefix) and n.key.fqn != key.fqn]
         if source.when is When.EARLIER:
-            return (other for other in candidates if other.moment < node.moment and not _same(other, node))
+            # this rank first: between ranks of one stage "earlier" is only a guess
+            return chain(
+                (n for n in candidates if n.rank == node.rank and n.moment < node.moment),
+                (
+                    n
+                    for n in candidates
+                    if n.rank != node.rank and n.moment < node.moment and not _same(n, node)
+                ),
+            )
         if source.when is When.MICROBATCHES:
             return [other for other in candidates if other.key.microbatch != NO_MICROBATCH]
         return candidates

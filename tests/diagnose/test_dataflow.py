@@ -115,6 +115,30 @@ def test_tensor_parallel_peer_explains_an_output_but_not_its_own_twin():
     assert origins(twins, peers) == [("fc2", "output", (0, 1))]
 
 
+def test_a_partial_sum_that_has_the_bits_of_its_total_makes_no_circle():
+    # vocabulary-parallel loss: rank 1 contributes zeros, so what rank 0 gives is what both get back
+    ranks = {rank: RankCoordinates(rank=rank, world_size=2, tp_rank=rank, tp_size=2) for rank in (0, 1)}
+    got = [
+        node(
+            13 - 4 * rank,
+            Phase.FPROP,
+            Role.OUTPUT,
+            "",
+            slot="all_reduce",
+            rank=rank,
+            bits=(7, 8),
+            where=ranks[rank],
+        )
+        for rank in (0, 1)
+    ]
+    nodes = [
+        node(11, Phase.FPROP, Role.OUTPUT, "output_layer", bits=(3, 4), where=ranks[0]),
+        node(12, Phase.FPROP, Role.INPUT, "", slot="all_reduce", bits=(7, 8), where=ranks[0]),
+        *got,
+    ]
+    assert origins(nodes, ranks) == [("output_layer", "output", (0,))]
+
+
 def test_data_parallel_replicas_are_independent_before_the_reduction():
     replicas = {rank: RankCoordinates(rank=rank, world_size=2, dp_rank=rank, dp_size=2) for rank in (0, 1)}
     nodes = [
