@@ -8,7 +8,7 @@ from mindspeed_precision import compare_runs
 from mindspeed_precision.records import Verdict
 
 torch = pytest.importorskip("torch")
-pytestmark = [pytest.mark.torch, pytest.mark.megatron]
+pytestmark = [pytest.mark.torch, pytest.mark.megatron, pytest.mark.matrix]
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from torch import nn  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.megatron]
 
+
 ALONE = {
     "fp32": {"dropout": 0.1},
     "bf16": {"dtype": "bf16"},

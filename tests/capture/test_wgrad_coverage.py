@@ -13,6 +13,7 @@ from mindspeed_precision.records import Phase, Role  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.megatron]
 
+
 CONFIGURATIONS = {
     "plain": {},
     "fusion": {"gradient_accumulation_fusion": True, "dtype": "bf16"},

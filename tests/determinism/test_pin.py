@@ -202,6 +202,7 @@ def train(*hows: str) -> list[str]:
     return results
 
 
+@pytest.mark.matrix
 @pytest.mark.torch
 def test_a_pinned_training_repeats_and_an_unpinned_one_does_not():
     first, second, free, also_free = train("pinned", "pinned", "free", "free")

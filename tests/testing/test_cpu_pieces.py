@@ -38,6 +38,7 @@ def test_every_piece_is_in_the_guide():
     assert [piece.name for piece in cpu.PIECES if f"`{piece.name}`" not in guide] == []
 
 
+@pytest.mark.matrix
 def test_importing_the_layer_changes_nothing():
     done = run(
         "import torch, torch.distributed as dist\n"
@@ -49,6 +50,7 @@ def test_importing_the_layer_changes_nothing():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.matrix
 def test_a_second_installation_does_nothing():
     done = run(
         "from mindspeed_precision.testing import cpu; import torch\n"
@@ -63,6 +65,7 @@ def test_a_second_installation_does_nothing():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.matrix
 def test_a_real_device_is_left_alone():
     done = run(
         "import torch; torch.cuda.is_available = lambda: True; before = torch.empty\n"
@@ -72,6 +75,7 @@ def test_a_real_device_is_left_alone():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.matrix
 def test_too_late_is_an_error_that_says_so():
     done = run(
         "import sys, types; sys.modules['megatron.core'] = types.ModuleType('megatron.core')\n"
@@ -92,6 +96,7 @@ def test_an_unknown_piece_is_an_error_that_names_it():
         cpu.install(except_pieces=["no_such_piece"])
 
 
+@pytest.mark.matrix
 def test_a_script_runs_as_itself(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(

@@ -24,6 +24,7 @@ def test_rows_keep_the_printed_digits():
     assert parse_log("nothing was trained") == ()
 
 
+@pytest.mark.matrix
 def test_a_failed_run_says_what_the_rank_said(tmp_path):
     script = tmp_path / "broken.py"
     script.write_text("raise RuntimeError('the rank gave up')\n")
@@ -36,6 +37,7 @@ def test_a_failed_run_says_what_the_rank_said(tmp_path):
     assert caught.value.found == "exit status 1"
 
 
+@pytest.mark.matrix
 def test_a_run_that_hangs_is_stopped(tmp_path):
     script = tmp_path / "hanging.py"
     script.write_text("import time; print('asleep', flush=True); time.sleep(600)\n")
@@ -43,6 +45,7 @@ def test_a_run_that_hangs_is_stopped(tmp_path):
         run_training(script, [], log=tmp_path / "log.txt", timeout=5)
 
 
+@pytest.mark.matrix
 def test_threads_are_pinned_and_the_environment_is_passed_on(tmp_path):
     script = tmp_path / "show.py"
     script.write_text("import os, torch; print('SEEN', torch.get_num_threads(), os.environ['EXTRA'])\n")
