@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("torch")
+
 from mindspeed_precision.errors import ExternalCommandError
 from mindspeed_precision.testing import cpu
 from mindspeed_precision.testing.demo.arguments import demo_arguments
