@@ -141,14 +141,14 @@ class _Recipe:
 
 
 def _run(facts: Facts, gemm: _Gemm) -> Replay:
-    if importlib.util.find_spec("torch") is None:
-        raise ReplayError(
-            "torch is not installed here", remedy="compare where torch is installed to prove it"
-        )
     device = facts.setting(Side.CANDIDATE, "numerics", "device") or "cpu"
     if device != "cpu":
         raise ReplayError(
             f"the GEMM ran on {device}, and replay runs on the CPU, whose bits say nothing of it"
+        )
+    if importlib.util.find_spec("torch") is None:
+        raise ReplayError(
+            "torch is not installed here", remedy="compare where torch is installed to prove it"
         )
     recipes = _recipes(facts, gemm)
     with tempfile.TemporaryDirectory(prefix="replay-") as directory:
