@@ -21,24 +21,14 @@ from mindspeed_precision.records import NO_MICROBATCH, Phase, Role
 COLLECTIVE = "collective"
 """Name of what no module can be named for: the reduction, and the backward of what is no linear."""
 
-_OPERANDS = {
-    # name: (position and keyword of what is given, position and keyword of what is got)
-    "all_reduce": ((0, "tensor"), (0, "tensor")),
-    "broadcast": ((0, "tensor"), (0, "tensor")),
-    "all_gather_into_tensor": ((1, "input_tensor"), (0, "output_tensor")),
-    "_all_gather_base": ((1, "input_tensor"), (0, "output_tensor")),
-    "all_gather": ((1, "tensor"), (0, "tensor_list")),
-    "reduce_scatter_tensor": ((1, "input"), (0, "output")),
-    "_reduce_scatter_base": ((1, "input"), (0, "output")),
-    "reduce_scatter": ((1, "input_list"), (0, "output")),
-    "all_to_all_single": ((1, "input"), (0, "output")),
-}
 _ROLES = {
     Phase.FPROP: (Role.INPUT, Role.OUTPUT),
     Phase.DGRAD: (Role.GRAD_OUTPUT, Role.GRAD_INPUT),
     Phase.REDUCE: (Role.MAIN_GRAD, Role.REDUCED_GRAD),
 }
 _running = threading.local()
+
+Observer = Callable[[Callable[..., Any], object, tuple[Any, ...], dict[str, Any]], Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,38 +41,57 @@ class _Place:
     recomputed: bool = False
 
 
-def observe_collective(
-    wrapped: Callable[..., Any], instance: object, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    """Record what is given to a collective and, when it is done, what came back.
+def _observer(name: str, given: tuple[int, str], got: tuple[int, str]) -> Observer:
+    """Return the wrapper that records the collective ``name``.
 
-    Wraps a function of ``torch.distributed``; of an asynchronous call the result is recorded when its handle
-    is waited for. A collective that is made of others is recorded once.
+    Of an asynchronous call the result is recorded when its handle is waited for. A collective that is made of
+    others is recorded once.
+
+    Args:
+        name: the slot of its records. A declaration chooses the wrapper, so that it does not matter what the
+            function that stands there calls itself: others may have wrapped it.
+        given: position and keyword of what is given to it.
+        got: position and keyword of what comes back.
     """
-    context = active()
-    place = None if context is None or not context.settings.collectives else _place(context)
-    name = getattr(wrapped, "__name__", "")
-    if context is None or place is None or name not in _OPERANDS or getattr(_running, "inside", False):
-        return wrapped(*args, **kwargs)
-    given, got = (_operand(where, args, kwargs) for where in _OPERANDS[name])
-    occurrence = context.clock.count_collective(place.phase, place.microbatch, f"{place.fqn}.{name}")
-    given_role, got_role = _ROLES[place.phase]
-    _observe(context, place, given_role, name, given, occurrence)
-    _running.inside = True
-    try:
-        work = wrapped(*args, **kwargs)
-    finally:
-        _running.inside = False
 
-    def done() -> None:
-        _observe(context, place, got_role, name, got, occurrence)
+    def observe(
+        wrapped: Callable[..., Any], instance: object, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        context = active()
+        place = None if context is None or not context.settings.collectives else _place(context)
+        if context is None or place is None or getattr(_running, "inside", False):
+            return wrapped(*args, **kwargs)
+        occurrence = context.clock.count_collective(place.phase, place.microbatch, f"{place.fqn}.{name}")
+        given_role, got_role = _ROLES[place.phase]
+        _observe(context, place, given_role, name, _operand(given, args, kwargs), occurrence)
+        _running.inside = True
+        try:
+            work = wrapped(*args, **kwargs)
+        finally:
+            _running.inside = False
 
-    if _coalescing():  # nothing has run yet; what comes back is recorded as the reduced gradient
+        def done() -> None:
+            _observe(context, place, got_role, name, _operand(got, args, kwargs), occurrence)
+
+        if _coalescing():  # nothing has run yet; what comes back is recorded as the reduced gradient
+            return work
+        if isinstance(work, torch.distributed.Work):
+            return ObservedWork(work, done)
+        done()
         return work
-    if isinstance(work, torch.distributed.Work):
-        return ObservedWork(work, done)
-    done()
-    return work
+
+    return observe
+
+
+observe_all_reduce = _observer("all_reduce", (0, "tensor"), (0, "tensor"))
+observe_broadcast = _observer("broadcast", (0, "tensor"), (0, "tensor"))
+observe_all_gather_into_tensor = _observer(
+    "all_gather_into_tensor", (1, "input_tensor"), (0, "output_tensor")
+)
+observe_all_gather = _observer("all_gather", (1, "tensor"), (0, "tensor_list"))
+observe_reduce_scatter_tensor = _observer("reduce_scatter_tensor", (1, "input"), (0, "output"))
+observe_reduce_scatter = _observer("reduce_scatter", (1, "input_list"), (0, "output"))
+observe_all_to_all_single = _observer("all_to_all_single", (1, "input"), (0, "output"))
 
 
 class ObservedWork:
