@@ -24,6 +24,7 @@ from mindspeed_precision.capture.context import CaptureContext, activated
 from mindspeed_precision.capture.names import Names, canonical_names
 from mindspeed_precision.capture.optimizer import observe_parameters
 from mindspeed_precision.config import Settings
+from mindspeed_precision.dump.format import SCHEMA
 from mindspeed_precision.dump.writer import RankWriter, create_run, update_manifest
 from mindspeed_precision.errors import ConfigError, PrecisionError
 from mindspeed_precision.record.recorder import Recorder
@@ -37,7 +38,6 @@ from mindspeed_precision.records import (
     Severity,
 )
 
-SCHEMA = 1
 PARALLEL_LINEARS = ("ColumnParallelLinear", "RowParallelLinear")
 EMBEDDINGS = ("VocabParallelEmbedding",)
 

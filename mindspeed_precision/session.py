@@ -116,13 +116,14 @@ class Session:
 
     def attach(self, model: Any, optimizer: Any) -> None:
         """Put the observers around ``model`` (or a list of chunks) and ``optimizer``; record parameters."""
+        from mindspeed_precision.determinism import zero_dropout
         from mindspeed_precision.recording import Recording  # imports the framework
 
         chunks = list(model) if isinstance(model, (list, tuple)) else [model]
         if self._recording is not None:
             raise PatchError("a second model was built in one run", remedy="use one Session per model")
         if self.settings.determinism.enabled and self.settings.determinism.zero_dropout:
-            self._zero_dropout(chunks)
+            zero_dropout(chunks)
         recording = Recording.open(
             chunks, optimizer, self.settings, label=self.label, created=_now(), audit=self._audit()
         )
@@ -189,12 +190,6 @@ class Session:
         from mindspeed_precision.determinism import change_findings, reassert
 
         self.findings += change_findings(reassert(self._switches), strict=self.settings.determinism.strict)
-
-    def _zero_dropout(self, chunks: list[Any]) -> None:
-        from mindspeed_precision.determinism import zero_dropout
-
-        for chunk in chunks:
-            zero_dropout(chunk)
 
     def _install_patches(self) -> None:
         groups = [*CORE_PATCHES, *LOOP_PATCHES] if self._driven else self._groups_for_model()

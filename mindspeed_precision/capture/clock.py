@@ -5,10 +5,13 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
 from mindspeed_precision.records import NO_MICROBATCH, Phase
+
+_Key = TypeVar("_Key")
 
 
 def inside_backward() -> bool:
@@ -31,6 +34,12 @@ class Call:
     microbatch: int
     occurrence: int
     recomputed: bool
+
+
+def _number(counter: Counter[_Key], key: _Key) -> int:
+    """Return how often ``key`` was counted before, and count it."""
+    counter[key] += 1
+    return counter[key] - 1
 
 
 class Clock:
@@ -88,8 +97,7 @@ class Clock:
             self._advance(chunk)
 
     def _advance(self, chunk: int) -> None:
-        self.forward_microbatch = self._forwards[chunk]
-        self._forwards[chunk] += 1
+        self.forward_microbatch = _number(self._forwards, chunk)
 
     @property
     def _stack(self) -> list[Call]:
@@ -102,9 +110,8 @@ class Clock:
         """A module begins its forward."""
         recomputed = inside_backward()
         microbatch = self.microbatch
-        counted = (microbatch, fqn, recomputed)
-        call = Call(fqn=fqn, microbatch=microbatch, occurrence=self._calls[counted], recomputed=recomputed)
-        self._calls[counted] += 1
+        occurrence = _number(self._calls, (microbatch, fqn, recomputed))
+        call = Call(fqn=fqn, microbatch=microbatch, occurrence=occurrence, recomputed=recomputed)
         self._stack.append(call)
         return call
 
@@ -119,8 +126,7 @@ class Clock:
 
     def begin_accumulation(self, fqn: str, microbatch: int) -> int:
         """Return the number of this accumulation into ``fqn`` (a tied, fused weight has two a microbatch)."""
-        self._accumulations[microbatch, fqn] += 1
-        return self.end_accumulation(fqn, microbatch)
+        return _number(self._accumulations, (microbatch, fqn))
 
     def end_accumulation(self, fqn: str, microbatch: int) -> int:
         """Return the number of the accumulation that was begun last."""
@@ -128,15 +134,11 @@ class Clock:
 
     def count_collective(self, phase: Phase, microbatch: int, name: str) -> int:
         """Return how often the collective ``name`` was called before in this phase, and count it."""
-        counted = (phase, microbatch, name)
-        self._collectives[counted] += 1
-        return self._collectives[counted] - 1
+        return _number(self._collectives, (phase, microbatch, name))
 
     def count(self, fqn: str) -> int:
         """Return how often ``fqn`` was counted before in this forward microbatch, and count it."""
-        counted = (self.forward_microbatch, fqn, False)
-        self._calls[counted] += 1
-        return self._calls[counted] - 1
+        return _number(self._calls, (self.forward_microbatch, fqn, False))
 
     @property
     def current(self) -> Call | None:
