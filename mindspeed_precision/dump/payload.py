@@ -152,6 +152,11 @@ class PayloadFile:
             end = entry.end
         return entries
 
+    @property
+    def names(self) -> frozenset[str]:
+        """The keys of its tensors."""
+        return frozenset(self._entries)
+
     def read(self, name: str, *, dtype: str, shape: tuple[int, ...]) -> HostTensor:
         """Return a tensor.
 

@@ -1,19 +1,19 @@
-"""Real text as training data: windows over the bytes of a file, in a seeded order."""
+"""Real text as training data for torch: windows over the bytes of a file, in a seeded order."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-TEXT = Path(__file__).parent / "demo" / "text.txt"
-BYTE_VALUES = 256
+from mindspeed_precision.testing.byte_samples import BYTE_VALUES, TEXT, ByteSamples
+
+__all__ = ["BYTE_VALUES", "TEXT", "ByteWindows"]
 
 
 class ByteWindows(torch.utils.data.Dataset[dict[str, Any]]):
-    """Windows of ``seq_length + 1`` bytes of a text, in an order that the seed and the epoch decide.
+    """``ByteSamples`` as tensors.
 
     Args:
         seq_length: tokens of a sample; the labels are the same bytes shifted by one.
@@ -23,25 +23,12 @@ class ByteWindows(torch.utils.data.Dataset[dict[str, Any]]):
     """
 
     def __init__(self, *, seq_length: int, samples: int, seed: int, text: Path = TEXT) -> None:
-        self.bytes = np.frombuffer(text.read_bytes(), dtype=np.uint8).astype(np.int64)
-        self.seq_length = seq_length
-        self.samples = samples
-        self.seed = seed
-        # windows overlap by three quarters: a small file gives more of them
-        self.starts = np.arange(0, len(self.bytes) - seq_length, max(1, seq_length // 4))
+        self.arrays = ByteSamples(seq_length=seq_length, samples=samples, seed=seed, text=text)
+        self.starts = self.arrays.starts
 
     def __len__(self) -> int:
-        return self.samples
+        return len(self.arrays)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         """Return ``tokens labels position_ids`` (int64) and ``loss_mask`` (float32), each ``[s]``."""
-        epoch, position = divmod(int(index), len(self.starts))
-        order = np.random.default_rng([self.seed, epoch]).permutation(len(self.starts))
-        start = int(self.starts[order[position]])
-        window = torch.from_numpy(self.bytes[start : start + self.seq_length + 1].copy())
-        return {
-            "tokens": window[:-1].contiguous(),
-            "labels": window[1:].contiguous(),
-            "loss_mask": torch.ones(self.seq_length, dtype=torch.float32),
-            "position_ids": torch.arange(self.seq_length),
-        }
+        return {key: torch.from_numpy(array) for key, array in self.arrays[index].items()}

@@ -45,3 +45,16 @@ def test_an_epoch_shows_every_window_once_and_the_next_in_another_order():
     assert set(epochs[0]) == set(epochs[1])
     assert len(set(epochs[0])) == count
     assert epochs[0] != epochs[1]
+
+
+def test_the_framework_free_samples_are_the_same_bytes():
+    from mindspeed_precision.testing.byte_samples import ByteSamples
+    from mindspeed_precision.testing.byte_text import ByteWindows
+
+    tensors = ByteWindows(seq_length=32, samples=8, seed=3)
+    arrays = ByteSamples(seq_length=32, samples=8, seed=3)
+    second = arrays.microbatch(1, 4)
+    for position, index in enumerate(range(4, 8)):
+        for key, tensor in tensors[index].items():
+            assert str(tensor.dtype) == f"torch.{second[key].dtype}"
+            assert tensor.tolist() == second[key][position].tolist()
