@@ -8,7 +8,10 @@ from typing import cast
 from mindspeed_precision.backends.base import Backend
 from mindspeed_precision.errors import PrecisionError
 
-_BACKENDS = {"torch": ("mindspeed_precision.backends.torch", "TorchBackend")}
+_BACKENDS = {
+    "torch": ("mindspeed_precision.backends.torch", "TorchBackend"),
+    "mindspore": ("mindspeed_precision.backends.mindspore", "MindSporeBackend"),
+}
 
 
 def load_backend(name: str) -> Backend:
