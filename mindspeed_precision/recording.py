@@ -7,22 +7,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from mindspeed_precision import capture
-from mindspeed_precision.backends import load_backend
+from mindspeed_precision.backends.capture_base import CaptureBackend
+from mindspeed_precision.backends.detect import capture_backend
 from mindspeed_precision.capture.batch import observe_random_states, observe_step_losses
 from mindspeed_precision.capture.configuration import (
     effective_configuration,
     environment,
-    numerics,
     parallel_coordinates,
     plain,
     versions,
 )
 from mindspeed_precision.capture.context import CaptureContext, activated
 from mindspeed_precision.capture.names import Names, canonical_names
-from mindspeed_precision.capture.optimizer import observe_parameters
+from mindspeed_precision.capture.optimizer import observe_grad_norm, observe_parameters
 from mindspeed_precision.config import Settings
 from mindspeed_precision.dump.format import SCHEMA
 from mindspeed_precision.dump.writer import RankWriter, create_run, update_manifest
@@ -34,7 +32,6 @@ from mindspeed_precision.records import (
     ParameterDeclaration,
     Phase,
     RankCoordinates,
-    Role,
     Severity,
 )
 
@@ -52,7 +49,8 @@ class Recording:
         self._rank = rank
         self._kept: list[Any] = []
         self._activation = activated(context)
-        self._trainable = [fqn for fqn, parameter in context.names.parameters if parameter.requires_grad]
+        requires_grad = context.backend.requires_grad
+        self._trainable = [fqn for fqn, parameter in context.names.parameters if requires_grad(parameter)]
         self._next_step = 0
         self._first_step: int | None = None
         self.steps_recorded = 0
@@ -76,7 +74,8 @@ class Recording:
             ConfigError: ``settings.ranks`` leaves out every rank.
             DumpError: the run directory exists and is not empty; on every rank alike.
         """
-        coordinates = parallel_coordinates()
+        backend = capture_backend()
+        coordinates = parallel_coordinates(backend)
         if not any(rank in settings.ranks for rank in range(coordinates.world_size)):
             raise ConfigError(
                 "no rank of this run records",
@@ -84,15 +83,16 @@ class Recording:
                 found=repr(settings.ranks.text),
                 expected=f"some of 0-{coordinates.world_size - 1}",
             )
-        manifest = _manifest(chunks, optimizer, settings, coordinates, label=label, created=created)
-        _create_together(settings.out, {**manifest, "patches": audit}, coordinates)
+        names = canonical_names(backend, chunks)
+        manifest = _manifest(backend, chunks, optimizer, settings, coordinates, label=label, created=created)
+        manifest["numerics"] = _numerics(backend, names)
+        _create_together(backend, settings.out, {**manifest, "patches": audit})
         if coordinates.rank not in settings.ranks:
             return None
-        names = canonical_names(chunks)
         writer = RankWriter(settings.out, coordinates=coordinates)
-        writer.declare_parameters(_declarations(names))
-        recorder = Recorder(backend=load_backend("torch"), writer=writer, settings=settings)
-        context = CaptureContext(names=names, recorder=recorder, settings=settings.capture)
+        writer.declare_parameters(_declarations(backend, names))
+        recorder = Recorder(backend=backend, writer=writer, settings=settings)
+        context = CaptureContext(backend=backend, names=names, recorder=recorder, settings=settings.capture)
         recording = cls(context=context, writer=writer, settings=settings, rank=coordinates.rank)
         recording._kept = capture.attach(context, chunks, optimizer)
         recording._activation.__enter__()
@@ -113,10 +113,7 @@ class Recording:
         """Record what the loop itself prints of this step; None is nothing."""
         if loss is not None:
             observe_step_losses(self.context, {"lm loss": loss})
-        if isinstance(grad_norm, torch.Tensor):
-            self.context.observe(Phase.CLIP, "grad_norm", Role.GRAD_NORM, grad_norm.detach())
-        elif grad_norm is not None:
-            self.context.observe_number(Phase.CLIP, "grad_norm", Role.GRAD_NORM, float(grad_norm))
+        observe_grad_norm(self.context, grad_norm)
 
     def end_step(self) -> list[Finding]:
         """End the step, write its records, return what was found missing in it for the first time."""
@@ -167,7 +164,9 @@ class Recording:
         weights = [getattr(module, "weight", None) for module in linears]
         if None in weights:  # a tied output layer: it uses the embedding's
             weights += [module.weight for module in self._modules_of(EMBEDDINGS)]
-        trainable = any(weight is not None and weight.requires_grad for weight in weights)
+        trainable = any(
+            weight is not None and self.context.backend.requires_grad(weight) for weight in weights
+        )
         return () if trainable else ("linear_forward", "linear_backward")
 
     def _modules_of(self, kinds: Sequence[str]) -> list[Any]:
@@ -211,19 +210,24 @@ def _finding(finding: Finding) -> dict[str, Any]:
     return plain_finding
 
 
-def _declarations(names: Names) -> list[ParameterDeclaration]:
+def _declarations(backend: CaptureBackend, names: Names) -> list[ParameterDeclaration]:
     return [
         ParameterDeclaration(
             fqn=fqn,
             shape=tuple(parameter.shape),
-            dtype=str(parameter.dtype).removeprefix("torch."),
-            trainable=parameter.requires_grad,
+            dtype=backend.dtype(parameter),
+            trainable=backend.requires_grad(parameter),
         )
         for fqn, parameter in names.parameters
     ]
 
 
+def _numerics(backend: CaptureBackend, names: Names) -> dict[str, Any]:
+    return backend.numerics(names.parameters[0][1]) if names.parameters else {}
+
+
 def _manifest(
+    backend: CaptureBackend,
     chunks: list[Any],
     optimizer: Any,
     settings: Settings,
@@ -239,27 +243,25 @@ def _manifest(
         "created": created,
         "label": label,
         "package_version": mindspeed_precision.__version__,
-        "framework": {"name": "torch", "version": torch.__version__},
+        "framework": {"name": backend.framework, "version": backend.version_text(), "api": backend.api},
         "versions": versions(),
         "parallel": coordinates.sizes(),
         "settings": settings.source,
         "config": effective_configuration(chunks, optimizer),
         "environment": environment(),
-        "numerics": numerics(next(chunks[0].parameters()).device.type),
         "remedies": list(settings.remedies),
         "findings": [],
     }
 
 
-def _create_together(out: Path, manifest: dict[str, Any], coordinates: RankCoordinates) -> None:
+def _create_together(backend: CaptureBackend, out: Path, manifest: dict[str, Any]) -> None:
     """Create the run on rank 0; every rank learns whether it worked before any of them writes a line."""
-    failure: list[PrecisionError | None] = [None]
-    if coordinates.rank == 0:
+    failure: PrecisionError | None = None
+    if backend.rank()[0] == 0:
         try:
             create_run(out, manifest)
         except PrecisionError as error:
-            failure = [error]
-    if coordinates.world_size > 1:
-        torch.distributed.broadcast_object_list(failure, src=0)
-    if failure[0] is not None:
-        raise failure[0]
+            failure = error
+    failure = backend.from_first_rank(failure)
+    if failure is not None:
+        raise failure

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-import torch
 
 from mindspeed_precision.capture.context import CaptureContext
 from mindspeed_precision.capture.modules import tensors_of
@@ -32,9 +31,10 @@ def observed_forward_step(context: CaptureContext, forward_step: Callable[..., A
 
     @functools.wraps(forward_step)
     def step(data_iterator: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-        if not (context.clock.in_step and context.training and torch.is_grad_enabled()):
+        backend = context.backend
+        if not (context.clock.in_step and context.training and backend.grad_enabled()):
             return forward_step(data_iterator, model, *args, **kwargs)
-        context.clock.announce_forward(chunks.get(id(unwrap(model)), 0))
+        context.clock.announce_forward(chunks.get(id(unwrap(backend, model)), 0))
         if data_iterator is not None and hasattr(data_iterator, "__next__"):
             data_iterator = ObservedIterator(context, data_iterator)
         returned = forward_step(data_iterator, model, *args, **kwargs)
@@ -60,10 +60,11 @@ class ObservedIterator:
         batch = next(self._iterator)
         clock = self._context.clock
         microbatch, occurrence = clock.forward_microbatch, clock.count(BATCH)
-        tensors = list(tensors_of(batch))
+        backend = self._context.backend
+        tensors = list(tensors_of(backend, batch))
         ids = journal.take()
         if ids is not None:
-            tensors.append(("sample_ids", torch.tensor(ids, dtype=torch.int64, device="cpu")))
+            tensors.append(("sample_ids", backend.integers(ids)))
         for slot, tensor in tensors:
             self._context.observe(
                 Phase.BATCH,
@@ -86,10 +87,11 @@ def _observed_loss(context: CaptureContext, loss_function: Callable[..., Any]) -
     @functools.wraps(loss_function)
     def loss(*args: Any, **kwargs: Any) -> Any:
         returned = loss_function(*args, **kwargs)
-        for slot, tensor in tensors_of(returned):
+        for slot, tensor in tensors_of(context.backend, returned):
             # what is differentiated comes first; a report's entries keep their names ("2.lm loss": "lm loss")
             name = "" if slot == "0" else slot.partition(".")[2] or slot
-            context.observe(Phase.LOSS, LOSS, Role.LOSS, tensor.detach(), slot=name, microbatch=microbatch)
+            loss = context.backend.detach(tensor)
+            context.observe(Phase.LOSS, LOSS, Role.LOSS, loss, slot=name, microbatch=microbatch)
         return returned
 
     return loss
@@ -98,8 +100,8 @@ def _observed_loss(context: CaptureContext, loss_function: Callable[..., Any]) -
 def observe_step_losses(context: CaptureContext, losses: dict[str, Any]) -> None:
     """Record the losses that the log of this step prints (empty except on the last pipeline stage)."""
     for name, value in losses.items():
-        if isinstance(value, torch.Tensor):
-            context.observe(Phase.LOSS, LOSS, Role.LOSS, value.detach(), slot=name)
+        if context.backend.is_tensor(value):
+            context.observe(Phase.LOSS, LOSS, Role.LOSS, context.backend.detach(value), slot=name)
         elif isinstance(value, (int, float)):
             context.observe_number(Phase.LOSS, LOSS, Role.LOSS, float(value), slot=name)
 
@@ -110,21 +112,15 @@ def observe_random_states(context: CaptureContext) -> None:
     states: dict[str, Any] = {
         "python": repr(random.getstate()).encode(),
         "numpy": numpy_state[1].tobytes() + repr(numpy_state[2:]).encode(),
-        "torch": torch.get_rng_state(),
+        **context.backend.random_states(),
     }
-    for device in ("cuda", "npu"):
-        module = getattr(torch, device, None)
-        if module is not None and module.is_available() and module.is_initialized():
-            states[device] = module.get_rng_state()
     tracker = sys.modules.get("megatron.core.tensor_parallel.random")
     if tracker is not None:
         kept = tracker.get_cuda_rng_tracker().get_states()
         # a tracker for CUDA graphs keeps generators
-        states.update(
-            {name: s.get_state() if isinstance(s, torch.Generator) else s for name, s in kept.items()}
-        )
+        states.update({name: s.get_state() if hasattr(s, "get_state") else s for name, s in kept.items()})
     for slot, state in states.items():
-        if isinstance(state, torch.Tensor):
+        if context.backend.is_tensor(state):
             context.observe(Phase.BATCH, RNG, Role.RNG, state, slot=slot)
         elif isinstance(state, bytes):
             key = RecordKey(step=context.recorder.step, phase=Phase.BATCH, fqn=RNG, role=Role.RNG, slot=slot)

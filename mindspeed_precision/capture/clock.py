@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
-
-import torch
 
 from mindspeed_precision.records import NO_MICROBATCH, Phase
 
 _Key = TypeVar("_Key")
-
-
-def inside_backward() -> bool:
-    """Tell whether this thread is running an autograd graph (so a forward seen now is a recomputation)."""
-    return bool(torch._C._current_graph_task_id() != -1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,9 +42,13 @@ class Clock:
     The forward microbatch is the nth call of a chunk in the step. The backward microbatch is whichever
     microbatch the gradient that arrived last belongs to: hooks on a chunk's outputs carry the number, so that
     any pipeline schedule is followed.
+
+    Args:
+        inside_backward: tells whether this thread runs a backward pass, so that a forward is a recomputation.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, inside_backward: Callable[[], bool]) -> None:
+        self.inside_backward = inside_backward
         self._forwards: Counter[int] = Counter()
         self._calls: Counter[tuple[int, str, bool]] = Counter()
         self._collectives: Counter[tuple[Phase, int, str]] = Counter()
@@ -84,7 +82,7 @@ class Clock:
     @property
     def microbatch(self) -> int:
         """Microbatch of what runs now in this thread."""
-        return self.backward_microbatch if inside_backward() else self.forward_microbatch
+        return self.backward_microbatch if self.inside_backward() else self.forward_microbatch
 
     def announce_forward(self, chunk: int) -> None:
         """Begin the next microbatch of ``chunk`` before its model is called (data are read first)."""
@@ -108,7 +106,7 @@ class Clock:
 
     def enter(self, fqn: str) -> Call:
         """A module begins its forward."""
-        recomputed = inside_backward()
+        recomputed = self.inside_backward()
         microbatch = self.microbatch
         occurrence = _number(self._calls, (microbatch, fqn, recomputed))
         call = Call(fqn=fqn, microbatch=microbatch, occurrence=occurrence, recomputed=recomputed)

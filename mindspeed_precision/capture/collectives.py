@@ -6,14 +6,12 @@ in between is seen here. Point-to-point transfers are not: their tensors are a s
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-from mindspeed_precision.capture.clock import inside_backward
 from mindspeed_precision.capture.context import CaptureContext, active
 from mindspeed_precision.capture.modules import tensors_of
 from mindspeed_precision.records import NO_MICROBATCH, Phase, Role
@@ -75,7 +73,7 @@ def _observer(name: str, given: tuple[int, str], got: tuple[int, str]) -> Observ
 
         if _coalescing():  # nothing has run yet; what comes back is recorded as the reduced gradient
             return work
-        if isinstance(work, torch.distributed.Work):
+        if hasattr(work, "wait"):  # the handle of an asynchronous call
             return ObservedWork(work, done)
         done()
         return work
@@ -149,7 +147,7 @@ def _place(context: CaptureContext) -> _Place | None:
     call = clock.current
     if call is not None:
         return _Place(phase=Phase.FPROP, fqn=call.fqn, microbatch=call.microbatch, recomputed=call.recomputed)
-    if inside_backward():
+    if clock.inside_backward():
         return _Place(phase=Phase.DGRAD, fqn=COLLECTIVE, microbatch=clock.backward_microbatch)
     return None
 
@@ -162,13 +160,12 @@ def _operand(where: tuple[int, str], args: tuple[Any, ...], kwargs: dict[str, An
 def _observe(
     context: CaptureContext, place: _Place, role: Role, name: str, operand: Any, occurrence: int
 ) -> None:
-    tensors: Iterable[tuple[str, torch.Tensor]] = tensors_of(operand)
-    for index, tensor in tensors:
+    for index, tensor in tensors_of(context.backend, operand):
         context.observe(
             place.phase,
             place.fqn,
             role,
-            tensor.detach(),
+            context.backend.detach(tensor),
             slot=f"{name}.{index}" if index else name,
             microbatch=place.microbatch,
             occurrence=occurrence,
@@ -178,5 +175,5 @@ def _observe(
 
 def _coalescing() -> bool:
     """Tell whether collectives are only collected now, to be run together later."""
-    state = getattr(torch.distributed.distributed_c10d._world, "pg_coalesce_state", None)
-    return bool(state)
+    world = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
+    return bool(getattr(world, "pg_coalesce_state", None))

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
-import torch
-
+from mindspeed_precision.backends.capture_base import CaptureBackend
 from mindspeed_precision.capture.optimizer import members
 from mindspeed_precision.records import RankCoordinates
 
@@ -22,13 +21,10 @@ _ENVIRONMENT_PREFIXES = (
 _MODULES = ("torch", "torch_npu", "numpy", "megatron.core", "mindspeed", "transformer_engine", "mindspore")
 
 
-def parallel_coordinates() -> RankCoordinates:
+def parallel_coordinates(backend: CaptureBackend) -> RankCoordinates:
     """Return this process's place in the parallel layout, from Megatron's state where it is initialised."""
     state = sys.modules.get("megatron.core.parallel_state")
-    distributed = torch.distributed
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return RankCoordinates()
-    rank, world_size = distributed.get_rank(), distributed.get_world_size()
+    rank, world_size = backend.rank()
     if state is None or not state.model_parallel_is_initialized():
         return RankCoordinates(rank=rank, world_size=world_size, dp_rank=rank, dp_size=world_size)
     return RankCoordinates(
@@ -59,7 +55,7 @@ def plain(value: object) -> Any:
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
         return [plain(item) for item in value]
-    if isinstance(value, (torch.dtype, torch.device)):
+    if type(value).__name__ in ("dtype", "device"):  # torch's
         return str(value).removeprefix("torch.")
     name = getattr(value, "__qualname__", None)
     return f"{getattr(value, '__module__', '')}.{name}" if name else f"<{type(value).__qualname__}>"
@@ -101,15 +97,4 @@ def environment() -> dict[str, str]:
     """Return the environment variables that can change numerics."""
     return {
         name: value for name, value in sorted(os.environ.items()) if name.startswith(_ENVIRONMENT_PREFIXES)
-    }
-
-
-def numerics(device: str) -> dict[str, Any]:
-    """Return the framework switches that a replay needs in order to compute as the run did."""
-    return {
-        "device": device,
-        "num_threads": torch.get_num_threads(),
-        "mkldnn": bool(torch.backends.mkldnn.enabled),
-        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
     }

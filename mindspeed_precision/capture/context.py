@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-
+from mindspeed_precision.backends.capture_base import CaptureBackend
 from mindspeed_precision.capture.clock import Call, Clock
 from mindspeed_precision.capture.coverage import CoverageWitness
 from mindspeed_precision.capture.names import Names
@@ -20,6 +19,7 @@ class CaptureContext:
     """The observers' common ground: names, clock, recorder, coverage.
 
     Attributes:
+        backend: the framework.
         names: canonical names of the model.
         clock: which step and microbatch it is.
         recorder: where observations go.
@@ -30,9 +30,12 @@ class CaptureContext:
         gathering: parameters are being gathered; they are recorded as parameters.
     """
 
-    def __init__(self, *, names: Names, recorder: Recorder, settings: CaptureSettings) -> None:
+    def __init__(
+        self, *, backend: CaptureBackend, names: Names, recorder: Recorder, settings: CaptureSettings
+    ) -> None:
+        self.backend = backend
         self.names = names
-        self.clock = Clock()
+        self.clock = Clock(backend.inside_backward)
         self.recorder = recorder
         self.settings = settings
         self.coverage = CoverageWitness()
@@ -44,14 +47,14 @@ class CaptureContext:
     @property
     def training(self) -> bool:
         """Whether a forward seen now belongs to training: not evaluation, not generation."""
-        return all(root.training for root in self.names.roots)
+        return all(self.backend.is_training(root) for root in self.names.roots)
 
     def observe(
         self,
         phase: Phase,
         fqn: str,
         role: Role,
-        tensor: torch.Tensor,
+        tensor: Any,
         *,
         slot: str = "",
         microbatch: int = NO_MICROBATCH,
@@ -73,7 +76,7 @@ class CaptureContext:
         self.recorder.observe(Observation(key=key, tensor=tensor, note=note))
 
     def observe_call(
-        self, call: Call, phase: Phase, role: Role, tensor: torch.Tensor, slot: str = "", note: str = ""
+        self, call: Call, phase: Phase, role: Role, tensor: Any, slot: str = "", note: str = ""
     ) -> None:
         """Hand over a tensor of one module call. Backward records are never marked as recomputed."""
         self.observe(

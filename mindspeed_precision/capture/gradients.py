@@ -1,8 +1,6 @@
 """The gradient of every parameter as it arrives, and ``main_grad`` before and after it is added.
 
-Hooks sit on the parameter's ``AccumulateGrad`` node: its pre-hook sees dW of this microbatch alone (summed
-over the uses of a tied weight), its post-hooks run in the order in which they were registered, so ours runs
-after the one with which Megatron's DDP adds dW to ``main_grad``.
+The backend's hook sees dW of one microbatch alone, summed over the uses of a tied weight.
 """
 
 from __future__ import annotations
@@ -10,15 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-from torch import nn
-
 from mindspeed_precision.capture.context import CaptureContext, active
 from mindspeed_precision.records import Phase, Role
 
 
 def attach_gradients(context: CaptureContext, *, overlapping: bool) -> list[Any]:
-    """Hook every trainable parameter; return the handles and the nodes, which must be kept alive.
+    """Hook every trainable parameter; return what must be kept alive.
 
     Args:
         context: the run.
@@ -26,15 +21,11 @@ def attach_gradients(context: CaptureContext, *, overlapping: bool) -> list[Any]
             then taken by ``observe_grad_ready``, before a reduction can start to write into it.
     """
     kept: list[Any] = []
+    backend = context.backend
     for fqn, parameter in context.names.parameters:
-        if not parameter.requires_grad:
-            continue
-        with torch.enable_grad():
-            node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
-        kept.append(node)
-        kept.append(node.register_prehook(_before(context, fqn, parameter)))
-        if not overlapping:
-            kept.append(node.register_hook(_after(context, fqn, parameter)))
+        if backend.requires_grad(parameter):
+            after = None if overlapping else _after(context, fqn, parameter)
+            kept += backend.hook_accumulation(parameter, _before(context, fqn, parameter), after)
     return kept
 
 
@@ -50,35 +41,34 @@ def gradient_role(fqn: str) -> Role:
     return Role.BGRAD if fqn.rpartition(".")[2] == "bias" else Role.WGRAD
 
 
-def _added_in_the_gemm(parameter: nn.Parameter) -> bool:
+def _added_in_the_gemm(parameter: Any) -> bool:
     """Tell whether a fused GEMM has added dW already, so that what autograd carries is a placeholder."""
     return bool(getattr(parameter, "grad_added_to_main_grad", False)) and not getattr(
         parameter, "zero_out_wgrad", False
     )
 
 
-def _before(context: CaptureContext, fqn: str, parameter: nn.Parameter) -> Callable[..., None]:
+def _before(context: CaptureContext, fqn: str, parameter: Any) -> Callable[[Any], None]:
     role = gradient_role(fqn)
 
-    def before(grads: tuple[torch.Tensor | None, ...]) -> None:
-        grad = grads[0]
-        if not context.clock.in_step or grad is None or _added_in_the_gemm(parameter):
+    def before(grad: Any) -> None:
+        if not context.clock.in_step or _added_in_the_gemm(parameter):
             return
         microbatch = context.clock.backward_microbatch
         context.observe(Phase.WGRAD, fqn, role, grad, microbatch=microbatch)
         context.coverage.saw_wgrad(fqn, microbatch)
-        accumulated = getattr(parameter, "main_grad", parameter.grad)
+        accumulated = context.backend.gradient(parameter)
         if accumulated is not None:
             observe_main_grad(context, fqn, accumulated, "before", microbatch)
 
     return before
 
 
-def _after(context: CaptureContext, fqn: str, parameter: nn.Parameter) -> Callable[..., None]:
-    def after(*_: Any) -> None:
+def _after(context: CaptureContext, fqn: str, parameter: Any) -> Callable[[], None]:
+    def after() -> None:
         if not context.clock.in_step or _added_in_the_gemm(parameter):
             return
-        accumulated = getattr(parameter, "main_grad", parameter.grad)
+        accumulated = context.backend.gradient(parameter)
         if accumulated is not None:
             observe_main_grad(context, fqn, accumulated, "after", context.clock.backward_microbatch)
 
@@ -86,7 +76,7 @@ def _after(context: CaptureContext, fqn: str, parameter: nn.Parameter) -> Callab
 
 
 def observe_main_grad(
-    context: CaptureContext, fqn: str, accumulated: torch.Tensor, slot: str, microbatch: int
+    context: CaptureContext, fqn: str, accumulated: Any, slot: str, microbatch: int
 ) -> None:
     """Record ``main_grad`` (or ``.grad``) of a parameter ``before`` or ``after`` one accumulation."""
     clock = context.clock

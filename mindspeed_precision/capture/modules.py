@@ -15,45 +15,39 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import torch
-from torch import nn
-from torch.utils.hooks import RemovableHandle
-
+from mindspeed_precision.backends.capture_base import AfterCall, BeforeCall, CaptureBackend, Handle
 from mindspeed_precision.capture.clock import Call
 from mindspeed_precision.capture.context import CaptureContext
 from mindspeed_precision.records import Phase, Role
 
 
-def tensors_of(value: object, slot: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+def tensors_of(backend: CaptureBackend, value: object, slot: str = "") -> Iterator[tuple[str, Any]]:
     """Yield ``(slot, tensor)`` of every tensor in nested tuples, lists, mappings and dataclasses.
 
     Slots join with dots.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, (type, Mapping)):
         value = {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
-    if isinstance(value, torch.Tensor):
+    if backend.is_tensor(value):
         yield slot, value
     elif isinstance(value, Mapping):
         for name, item in value.items():
-            yield from tensors_of(item, f"{slot}.{name}" if slot else str(name))
+            yield from tensors_of(backend, item, f"{slot}.{name}" if slot else str(name))
     elif isinstance(value, (tuple, list)):
         for index, item in enumerate(value):
-            yield from tensors_of(item, f"{slot}.{index}" if slot else str(index))
+            yield from tensors_of(backend, item, f"{slot}.{index}" if slot else str(index))
 
 
 def attach_modules(context: CaptureContext) -> list[Any]:
     """Hook every module; with ``capture.modules`` off only what tells the microbatch."""
-    hooks = _InputHooks()
+    backend = context.backend
+    hooks = _InputHooks(backend)
     handles: list[Any] = [hooks]
     chunks = {id(root): index for index, root in enumerate(context.names.roots)}
     for fqn, module in context.names.modules:
         chunk = chunks.get(id(module))
-        handles.append(
-            module.register_forward_pre_hook(
-                _before(context, fqn, chunk, hooks), with_kwargs=True, prepend=True
-            )
-        )
-        handles.append(module.register_forward_hook(_after(context, fqn, chunk, hooks), with_kwargs=True))
+        before, after = _before(context, fqn, chunk, hooks), _after(context, fqn, chunk, hooks)
+        handles += backend.hook_call(module, before, after)
     return handles
 
 
@@ -64,9 +58,10 @@ class _InputHooks:
     next step runs the model.
     """
 
-    def __init__(self) -> None:
-        self._running: dict[Call, dict[int, tuple[str, RemovableHandle, int]]] = {}
-        self._leaves: list[RemovableHandle] = []
+    def __init__(self, backend: CaptureBackend) -> None:
+        self._backend = backend
+        self._running: dict[Call, dict[int, tuple[str, Handle, int]]] = {}
+        self._leaves: list[Handle] = []
         self._step: int | None = None
         self.asleep = False
 
@@ -76,7 +71,7 @@ class _InputHooks:
         A model that is called without gradients is being evaluated, whatever mode it is in: nothing of that
         call is part of training.
         """
-        self.asleep = not torch.is_grad_enabled()
+        self.asleep = not self._backend.grad_enabled()
         if step != self._step:
             self.remove()
             self._step = step
@@ -88,19 +83,19 @@ class _InputHooks:
         self._leaves.clear()
         self._running.clear()
 
-    def add(self, context: CaptureContext, call: Call, tensor: torch.Tensor, slot: str) -> None:
+    def add(self, context: CaptureContext, call: Call, tensor: Any, slot: str) -> None:
         """Hook the gradient of an input."""
         handle = _observe_gradient(context, call, Role.GRAD_INPUT, tensor, slot)
         if handle is not None:
-            self._running.setdefault(call, {})[id(tensor)] = (slot, handle, tensor._version)
+            self._running.setdefault(call, {})[id(tensor)] = (slot, handle, self._backend.version(tensor))
             self.keep(tensor, handle)
 
-    def keep(self, tensor: torch.Tensor, handle: RemovableHandle | None) -> None:
+    def keep(self, tensor: Any, handle: Handle | None) -> None:
         """Remember a hook on a tensor that may outlive the step; the graph takes the others with it."""
-        if handle is not None and tensor.is_leaf:
+        if handle is not None and self._backend.is_leaf(tensor):
             self._leaves.append(handle)
 
-    def take(self, call: Call) -> dict[int, tuple[str, RemovableHandle, int]]:
+    def take(self, call: Call) -> dict[int, tuple[str, Handle, int]]:
         """Return and forget the hooks of ``call``, by the ``id`` of their tensor, which is still alive.
 
         The last entry is the tensor's version: what was written in place is no longer what came in.
@@ -108,10 +103,10 @@ class _InputHooks:
         return self._running.pop(call, {})
 
 
-def _before(context: CaptureContext, fqn: str, chunk: int | None, hooks: _InputHooks) -> Callable[..., None]:
-    clock, wanted = context.clock, context.settings.modules
+def _before(context: CaptureContext, fqn: str, chunk: int | None, hooks: _InputHooks) -> BeforeCall:
+    clock, wanted, backend = context.clock, context.settings.modules, context.backend
 
-    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not clock.in_step or not context.training:
             return
         if chunk is not None:
@@ -123,17 +118,17 @@ def _before(context: CaptureContext, fqn: str, chunk: int | None, hooks: _InputH
         call = clock.enter(fqn)
         if not wanted:
             return
-        for slot, tensor in (*tensors_of(args), *tensors_of(kwargs)):
+        for slot, tensor in (*tensors_of(backend, args), *tensors_of(backend, kwargs)):
             context.observe_call(call, Phase.FPROP, Role.INPUT, tensor, slot)
             hooks.add(context, call, tensor, slot)
 
     return before
 
 
-def _after(context: CaptureContext, fqn: str, chunk: int | None, hooks: _InputHooks) -> Callable[..., None]:
-    clock, wanted = context.clock, context.settings.modules
+def _after(context: CaptureContext, fqn: str, chunk: int | None, hooks: _InputHooks) -> AfterCall:
+    clock, wanted, backend = context.clock, context.settings.modules, context.backend
 
-    def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object) -> None:
+    def after(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: object) -> None:
         if hooks.asleep:
             hooks.asleep = chunk is None
             return
@@ -141,14 +136,14 @@ def _after(context: CaptureContext, fqn: str, chunk: int | None, hooks: _InputHo
         if call is None:
             return
         inputs = hooks.take(call)
-        for slot, tensor in tensors_of(output):
-            if chunk is not None and tensor.requires_grad:
-                hooks.keep(tensor, tensor.register_hook(_tell_backward_microbatch(context, call)))
+        for slot, tensor in tensors_of(backend, output):
+            if chunk is not None and backend.requires_grad(tensor):
+                hooks.keep(tensor, backend.hook_gradient(tensor, _tell_backward_microbatch(context, call)))
             if wanted:
                 context.observe_call(call, Phase.FPROP, Role.OUTPUT, tensor, slot or "0")
                 hooks.keep(tensor, _observe_gradient(context, call, Role.GRAD_OUTPUT, tensor, slot or "0"))
                 input_slot, handle, version = inputs.get(id(tensor), ("", None, -1))
-                if handle is not None and tensor._version == version:
+                if handle is not None and backend.version(tensor) == version:
                     # returned as it came: its gradient arrives before it leaves
                     handle.remove()
                     hooks.add(context, call, tensor, input_slot)
@@ -156,25 +151,25 @@ def _after(context: CaptureContext, fqn: str, chunk: int | None, hooks: _InputHo
     return after
 
 
-def _tell_backward_microbatch(context: CaptureContext, call: Call) -> Callable[[torch.Tensor], None]:
-    def tell(grad: torch.Tensor) -> None:
+def _tell_backward_microbatch(context: CaptureContext, call: Call) -> Callable[[Any], None]:
+    def tell(grad: Any) -> None:
         context.clock.backward_microbatch = call.microbatch
 
     return tell
 
 
 def _observe_gradient(
-    context: CaptureContext, call: Call, role: Role, tensor: torch.Tensor, slot: str
-) -> RemovableHandle | None:
-    if not (torch.is_grad_enabled() and tensor.requires_grad) or isinstance(tensor, nn.Parameter):
+    context: CaptureContext, call: Call, role: Role, tensor: Any, slot: str
+) -> Handle | None:
+    backend = context.backend
+    if not (backend.grad_enabled() and backend.requires_grad(tensor)) or backend.is_parameter(tensor):
         return None
-
     step = context.recorder.step
 
-    def observe(grad: torch.Tensor) -> None:
+    def observe(grad: Any) -> None:
         if not context.clock.in_step or context.recorder.step != step:
             return
         context.clock.backward_microbatch = call.microbatch
         context.observe_call(call, Phase.DGRAD, role, grad, slot)
 
-    return tensor.register_hook(observe)
+    return backend.hook_gradient(tensor, observe)

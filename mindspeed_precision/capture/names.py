@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+from mindspeed_precision.backends.capture_base import CaptureBackend
 
 _LAYER = re.compile(r"(?:.*\.)?layers\.\d+")
 _EXPERT = re.compile(r"(?:.*\.)?local_experts\.\d+")
@@ -25,35 +25,33 @@ class Names:
         chunks: for each root its index.
     """
 
-    roots: tuple[nn.Module, ...]
-    modules: tuple[tuple[str, nn.Module], ...]
-    parameters: tuple[tuple[str, nn.Parameter], ...]
+    roots: tuple[Any, ...]
+    modules: tuple[tuple[str, Any], ...]
+    parameters: tuple[tuple[str, Any], ...]
     aliases: dict[str, str]
 
 
-def unwrap(module: nn.Module) -> nn.Module:
+def unwrap(backend: CaptureBackend, module: Any) -> Any:
     """Return the model inside DDP, Float16Module and other wrappers that hold it as ``.module``."""
-    while isinstance(getattr(module, "module", None), nn.Module):
+    while backend.is_module(getattr(module, "module", None)):
         module = module.module
     return module
 
 
-def canonical_names(chunks: Sequence[nn.Module]) -> Names:
+def canonical_names(backend: CaptureBackend, chunks: Sequence[Any]) -> Names:
     """Name the modules and parameters of ``chunks`` (the list that Megatron calls ``model``).
 
     Local numbers become global ones: a transformer layer's from its ``layer_number`` (1-based over the whole
     model, pipeline offset included), an expert's from its MoE layer's ``local_expert_indices``.
     """
-    roots = tuple(unwrap(chunk) for chunk in chunks)
-    modules: list[tuple[str, nn.Module]] = []
-    parameters: dict[int, tuple[str, nn.Parameter]] = {}
+    roots = tuple(unwrap(backend, chunk) for chunk in chunks)
+    modules: list[tuple[str, Any]] = []
+    parameters: dict[int, tuple[str, Any]] = {}
     aliases: dict[str, str] = {}
     for root in roots:
-        for fqn, module in _named_modules(root):
+        for fqn, module in _named_modules(backend, root):
             modules.append((fqn, module))
-            for name, parameter in module._parameters.items():
-                if parameter is None:
-                    continue
+            for name, parameter in backend.own_parameters(module):
                 full = f"{fqn}.{name}" if fqn else name
                 first = parameters.setdefault(id(parameter), (full, parameter))[0]
                 if first != full:
@@ -61,18 +59,16 @@ def canonical_names(chunks: Sequence[nn.Module]) -> Names:
     return Names(roots=roots, modules=tuple(modules), parameters=tuple(parameters.values()), aliases=aliases)
 
 
-def _named_modules(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+def _named_modules(backend: CaptureBackend, root: Any) -> Iterator[tuple[str, Any]]:
     """Yield ``(canonical fqn, module)``; a module that is registered twice keeps its first name."""
     seen: set[int] = set()
 
-    def walk(module: nn.Module, local: str, canonical: str, owner: nn.Module | None) -> Iterator[Any]:
+    def walk(module: Any, local: str, canonical: str, owner: Any) -> Iterator[Any]:
         if id(module) in seen:
             return
         seen.add(id(module))
         yield canonical, module
-        for name, child in module._modules.items():
-            if child is None:
-                continue
+        for name, child in backend.children(module):
             child_local = f"{local}.{name}" if local else name
             number = _global_number(child_local, child, owner) if name.isdigit() else None
             child_name = name if number is None else str(number)
@@ -83,11 +79,11 @@ def _named_modules(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     yield from walk(root, "", "", None)
 
 
-def _owner(module: nn.Module, inherited: nn.Module | None) -> nn.Module | None:
+def _owner(module: Any, inherited: Any) -> Any:
     return module if hasattr(module, "local_expert_indices") else inherited
 
 
-def _global_number(local: str, module: nn.Module, moe_layer: nn.Module | None) -> int | None:
+def _global_number(local: str, module: Any, moe_layer: Any) -> int | None:
     if _LAYER.fullmatch(local):
         number = getattr(module, "layer_number", None)
         return number - 1 if isinstance(number, int) else None

@@ -7,19 +7,15 @@ as a tensor, and the autograd engine is then given uninitialised memory in its p
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-
-import torch
-from torch.overrides import TorchFunctionMode
 
 from mindspeed_precision.capture.clock import Call
 from mindspeed_precision.capture.context import CaptureContext, active
 from mindspeed_precision.capture.gradients import observe_main_grad
 from mindspeed_precision.records import Phase, Role
 
-_GEMMS = frozenset({torch.matmul, torch.Tensor.matmul, torch.mm, torch.Tensor.mm})
 DIFFERENCE = "difference of main_grad after and before a fused GEMM"
 
 _running = threading.local()
@@ -39,7 +35,9 @@ def remember_linear(
         weight = args[2] if len(args) > 2 else kwargs["weight"]
         args[0].precision_call = context.clock.current
         args[0].precision_weight = _Weight(
-            shape=tuple(weight.shape), address=weight.data_ptr(), trained=args[0].needs_input_grad[1]
+            shape=tuple(weight.shape),
+            address=context.backend.address(weight),
+            trained=args[0].needs_input_grad[1],
         )
     return output
 
@@ -74,9 +72,10 @@ def observe_backward(
     weight: _Weight = args[0].precision_weight
     fused = bool(getattr(args[0], "gradient_accumulation_fusion", False))
     context.clock.backward_microbatch = call.microbatch
+    witness = _GemmWitness(context, call, weight)
     _running.call, _running.fused_gemms = call, 0
     try:
-        with _GemmWitness(context, call, weight) as witness:
+        with context.backend.watch_products(witness.look):
             grads = wrapped(*args, **kwargs)
         if weight.trained and not (_running.fused_gemms if fused else witness.gemms):
             _report_unseen(context, call, fused, args[0])
@@ -84,7 +83,7 @@ def observe_backward(
         _running.call = None
     if not fused and not witness.gemms and grads[1] is not None:
         context.observe_call(call, Phase.WGRAD, Role.WGRAD, grads[1])
-    if len(grads) > 2 and isinstance(grads[2], torch.Tensor):
+    if len(grads) > 2 and context.backend.is_tensor(grads[2]):
         context.observe_call(call, Phase.WGRAD, Role.BGRAD, grads[2])
     return grads
 
@@ -95,44 +94,35 @@ def _report_unseen(context: CaptureContext, call: Call, fused: bool, ctx: Any) -
         context.coverage.saw_no_gemm(call.fqn, context.recorder.step)
 
 
-class _GemmWitness(TorchFunctionMode):
-    """Sees the matrix products that one backward calls and records the one that makes dW ``[out, in]``.
+class _GemmWitness:
+    """Looks at the matrix products that one backward calls and records the one that makes dW ``[out, in]``.
 
     The product with the weight itself is dgrad. Nothing is changed: the call goes on as it came.
     """
 
     def __init__(self, context: CaptureContext, call: Call, weight: _Weight) -> None:
-        super().__init__()
         self._context, self._call, self._weight = context, call, weight
         self.gemms = 0
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Iterable[type], args: Any = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func not in _GEMMS or not self._makes_wgrad(args):
-            return func(*args, **kwargs)
-        left, right = args[0], args[1]
+    def look(self, left: Any, right: Any, compute: Callable[[], Any]) -> Any:
+        """See the product of ``left`` and ``right``; return it."""
+        if not self._makes_wgrad(left, right):
+            return compute()
         observe_operands(self._context, self._call, left.t(), right)
-        wgrad = func(*args, **kwargs)
+        wgrad = compute()
         self._context.observe_call(self._call, Phase.WGRAD, Role.WGRAD, wgrad)
         self.gemms += 1
         return wgrad
 
-    def _makes_wgrad(self, args: tuple[Any, ...]) -> bool:
-        if len(args) != 2 or not all(isinstance(operand, torch.Tensor) for operand in args):
-            return False
-        left, right = args
+    def _makes_wgrad(self, left: Any, right: Any) -> bool:
         return (
-            left.dim() == right.dim() == 2
+            len(left.shape) == len(right.shape) == 2
             and (left.shape[0], right.shape[1]) == self._weight.shape
-            and right.data_ptr() != self._weight.address
+            and self._context.backend.address(right) != self._weight.address
         )
 
 
-def observe_operands(
-    context: CaptureContext, call: Call, grad_output: torch.Tensor, total_input: torch.Tensor
-) -> None:
+def observe_operands(context: CaptureContext, call: Call, grad_output: Any, total_input: Any) -> None:
     """Record the operands of ``grad_output.t() @ total_input``: ``[tokens, out]`` and ``[tokens, in]``.
 
     The layouts are those that the GEMM saw: a ``grad_output.t().contiguous()`` operand shows here as a
@@ -162,19 +152,22 @@ def observe_fused_gemm(
     )
     observe_operands(context, call, grad_output.reshape(-1, grad_output.shape[-1]), total_input)
     observe_main_grad(context, parameter, main_grad, "before", call.microbatch)
-    before = main_grad.detach().clone()
+    before = context.backend.copy(main_grad)
     result = wrapped(*args, **kwargs)
-    context.observe_call(call, Phase.WGRAD, Role.WGRAD, main_grad - before, note=DIFFERENCE)
+    context.observe_call(
+        call, Phase.WGRAD, Role.WGRAD, context.backend.difference(main_grad, before), note=DIFFERENCE
+    )
     observe_main_grad(context, parameter, main_grad, "after", call.microbatch)
     context.coverage.saw_wgrad(parameter, call.microbatch)
     _running.fused_gemms = getattr(_running, "fused_gemms", 0) + 1
     return result
 
 
-def _parameter_of(context: CaptureContext, main_grad: torch.Tensor) -> str:
+def _parameter_of(context: CaptureContext, main_grad: Any) -> str:
     """Return the fqn of the parameter whose ``main_grad`` this is, found by where it lies."""
+    address = context.backend.address
     for fqn, parameter in context.names.parameters:
         own = getattr(parameter, "main_grad", None)
-        if own is not None and own.data_ptr() == main_grad.data_ptr() and own.shape == main_grad.shape:
+        if own is not None and address(own) == address(main_grad) and own.shape == main_grad.shape:
             return fqn
     return ""

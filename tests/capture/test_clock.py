@@ -6,13 +6,16 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from mindspeed_precision.capture.clock import Clock, inside_backward  # noqa: E402
+from mindspeed_precision.backends.torch_capture import TorchCapture  # noqa: E402
+from mindspeed_precision.capture.clock import Clock  # noqa: E402
+
+inside_backward = TorchCapture().inside_backward
 
 pytestmark = pytest.mark.torch
 
 
 def test_the_nth_call_of_a_chunk_is_the_nth_microbatch():
-    clock = Clock()
+    clock = Clock(inside_backward)
     clock.begin_step()
     seen = []
     for _ in range(3):
@@ -25,7 +28,7 @@ def test_the_nth_call_of_a_chunk_is_the_nth_microbatch():
 
 
 def test_virtual_chunks_count_for_themselves():
-    clock = Clock()
+    clock = Clock(inside_backward)
     clock.begin_step()
     order = [(0, 0), (0, 1), (1, 0), (1, 1)]
     for chunk, expected in order:
@@ -34,7 +37,7 @@ def test_virtual_chunks_count_for_themselves():
 
 
 def test_an_announced_forward_is_counted_once():
-    clock = Clock()
+    clock = Clock(inside_backward)
     clock.begin_step()
     clock.announce_forward(0)
     clock.begin_forward(0)
@@ -45,7 +48,7 @@ def test_an_announced_forward_is_counted_once():
 
 
 def test_calls_of_one_module_are_numbered_within_a_microbatch():
-    clock = Clock()
+    clock = Clock(inside_backward)
     clock.begin_step()
     clock.begin_forward(0)
     first, second = clock.enter("layer"), clock.enter("layer")
@@ -55,7 +58,7 @@ def test_calls_of_one_module_are_numbered_within_a_microbatch():
 
 
 def test_a_forward_inside_the_backward_is_a_recomputation_and_is_not_counted():
-    clock = Clock()
+    clock = Clock(inside_backward)
     clock.begin_step()
     clock.begin_forward(0)
     clock.enter("layer")
@@ -76,7 +79,7 @@ def test_a_forward_inside_the_backward_is_a_recomputation_and_is_not_counted():
 
 
 def test_leaving_a_module_that_was_never_entered_is_noticed():
-    clock = Clock()
+    clock = Clock(inside_backward)
     clock.begin_step()
     clock.enter("outer")
     assert clock.leave("inner") is None

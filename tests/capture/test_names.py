@@ -7,8 +7,10 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
-from mindspeed_precision.capture.names import canonical_names, unwrap  # noqa: E402
+from mindspeed_precision.backends.torch_capture import TorchCapture  # noqa: E402
+from mindspeed_precision.capture import names as naming  # noqa: E402
 
+BACKEND = TorchCapture()
 pytestmark = pytest.mark.torch
 
 
@@ -46,22 +48,22 @@ class Stage(nn.Module):
 
 def test_wrappers_leave_no_trace():
     stage = Stage([1])
-    plain = canonical_names([stage])
-    wrapped = canonical_names([Wrapper(Wrapper(stage))])
-    assert unwrap(Wrapper(Wrapper(stage))) is stage
+    plain = naming.canonical_names(BACKEND, [stage])
+    wrapped = naming.canonical_names(BACKEND, [Wrapper(Wrapper(stage))])
+    assert naming.unwrap(BACKEND, Wrapper(Wrapper(stage))) is stage
     assert [fqn for fqn, _ in plain.parameters] == [fqn for fqn, _ in wrapped.parameters]
     assert [fqn for fqn, _ in plain.parameters] == ["layers.0.fc.weight", "layers.0.fc.bias"]
 
 
 def test_layer_numbers_are_global_on_a_later_pipeline_stage():
-    names = canonical_names([Stage([5, 6])])
+    names = naming.canonical_names(BACKEND, [Stage([5, 6])])
     assert {fqn for fqn, _ in names.parameters} == {
         f"layers.{layer}.fc.{kind}" for layer in (4, 5) for kind in ("weight", "bias")
     }
 
 
 def test_expert_numbers_are_global_on_a_later_expert_rank():
-    names = canonical_names([MoE([2, 3])])
+    names = naming.canonical_names(BACKEND, [MoE([2, 3])])
     assert [fqn for fqn, _ in names.parameters] == [
         "experts.local_experts.2.weight",
         "experts.local_experts.3.weight",
@@ -69,14 +71,14 @@ def test_expert_numbers_are_global_on_a_later_expert_rank():
 
 
 def test_a_number_that_is_no_layer_number_stays():
-    names = canonical_names([nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))])
+    names = naming.canonical_names(BACKEND, [nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))])
     assert [fqn for fqn, _ in names.parameters] == ["0.weight", "0.bias", "1.weight", "1.bias"]
 
 
 def test_a_tied_weight_has_one_name_and_an_alias():
     model = nn.ModuleDict({"embedding": nn.Embedding(4, 2), "head": nn.Linear(2, 4, bias=False)})
     model["head"].weight = model["embedding"].weight
-    names = canonical_names([model])
+    names = naming.canonical_names(BACKEND, [model])
     assert [fqn for fqn, _ in names.parameters] == ["embedding.weight"]
     assert names.aliases == {"head.weight": "embedding.weight"}
 
@@ -84,5 +86,5 @@ def test_a_tied_weight_has_one_name_and_an_alias():
 def test_a_module_registered_twice_keeps_its_first_name():
     shared = nn.Linear(2, 2, bias=False)
     model = nn.ModuleDict({"first": shared, "second": shared})
-    names = canonical_names([model])
+    names = naming.canonical_names(BACKEND, [model])
     assert [fqn for fqn, _ in names.modules] == ["", "first"]

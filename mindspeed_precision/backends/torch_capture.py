@@ -1,0 +1,251 @@
+"""What the observers need of torch: hooks on tensors, nodes, modules and optimizers; the process group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from mindspeed_precision.backends.capture_base import AfterCall, BeforeCall, Handle, ObserveProduct, Update
+from mindspeed_precision.backends.torch import TorchBackend
+
+HYPERPARAMETERS = ("lr", "weight_decay", "eps", "betas", "momentum", "step", "wd_mult", "lr_mult")
+_STATES = ("exp_avg", "exp_avg_sq")
+_PRODUCTS = frozenset({torch.matmul, torch.Tensor.matmul, torch.mm, torch.Tensor.mm})
+
+
+class TorchCapture(TorchBackend):
+    """Implements ``backends.capture_base.CaptureBackend`` for torch."""
+
+    framework = "torch"
+    api = "torch"
+    patch_groups = ()
+
+    def detach(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a view without autograd."""
+        return tensor.detach()
+
+    def address(self, tensor: torch.Tensor) -> int:
+        """Return where the first element lies."""
+        return int(tensor.data_ptr())
+
+    def version(self, tensor: torch.Tensor) -> int:
+        """Return torch's own count of writes."""
+        return int(tensor._version)
+
+    def integers(self, values: Sequence[int]) -> torch.Tensor:
+        """Return ``values`` as an int64 tensor on the host, whatever the default device is."""
+        return torch.tensor(values, dtype=torch.int64, device="cpu")
+
+    def number(self, value: object) -> float | None:
+        """Return a number that can be read without waiting for a device."""
+        if isinstance(value, torch.Tensor) and value.device.type != "cpu":
+            return None
+        return float(value)  # type: ignore[arg-type]
+
+    def norm(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the 2-norm over all tensors, which may lie on several devices and have several types."""
+        norms = [_norm(tensor.detach()) for tensor in tensors]
+        wide = max((norm.dtype for norm in norms), key=lambda dtype: dtype.itemsize)
+        return torch.linalg.vector_norm(torch.stack([n.to(norms[0].device, wide) for n in norms]))
+
+    def wide_scalar(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a one-element tensor as a float64 scalar ``[]`` on its own device."""
+        return tensor.detach().reshape(()).to(torch.float64)
+
+    def difference(self, after: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+        """Return ``after - before``."""
+        return after - before
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a copy."""
+        return tensor.detach().clone()
+
+    def grad_enabled(self) -> bool:
+        """Tell whether autograd records."""
+        return torch.is_grad_enabled()
+
+    def inside_backward(self) -> bool:
+        """Tell whether this thread is running an autograd graph."""
+        return bool(torch._C._current_graph_task_id() != -1)
+
+    def requires_grad(self, tensor: torch.Tensor) -> bool:
+        """Tell whether a gradient will be computed."""
+        return bool(tensor.requires_grad)
+
+    def is_leaf(self, tensor: torch.Tensor) -> bool:
+        """Tell whether no operation made it."""
+        return bool(tensor.is_leaf)
+
+    def is_parameter(self, value: object) -> bool:
+        """Tell whether it is an ``nn.Parameter``."""
+        return isinstance(value, nn.Parameter)
+
+    def gradient(self, parameter: nn.Parameter) -> torch.Tensor | None:
+        """Return ``main_grad`` where Megatron's DDP keeps one, else ``.grad``."""
+        return getattr(parameter, "main_grad", parameter.grad)
+
+    def hook_gradient(self, tensor: torch.Tensor, observe: Callable[[torch.Tensor], None]) -> Handle:
+        """Hook the tensor."""
+        handle: Handle = tensor.register_hook(observe)
+        return handle
+
+    def hook_accumulation(
+        self,
+        parameter: nn.Parameter,
+        before: Callable[[torch.Tensor], None],
+        after: Callable[[], None] | None,
+    ) -> list[Any]:
+        """Hook the parameter's ``AccumulateGrad`` node.
+
+        Its pre-hook sees dW of this microbatch alone (summed over the uses of a tied weight); its post-hooks
+        run in the order in which they were registered, so ours runs after the one with which Megatron's DDP
+        adds dW to ``main_grad``.
+        """
+
+        def first(grads: tuple[torch.Tensor | None, ...]) -> None:
+            if grads[0] is not None:
+                before(grads[0])
+
+        with torch.enable_grad():
+            node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
+        kept = [node, node.register_prehook(first)]
+        if after is not None:
+            kept.append(node.register_hook(lambda *_: after()))
+        return kept
+
+    def watch_products(self, observe: ObserveProduct) -> AbstractContextManager[Any]:
+        """Return a torch function mode that shows matrix products."""
+        return _ProductMode(observe)
+
+    def is_module(self, value: object) -> bool:
+        """Tell whether it is an ``nn.Module``."""
+        return isinstance(value, nn.Module)
+
+    def children(self, module: nn.Module) -> Iterable[tuple[str, nn.Module]]:
+        """Yield the direct children."""
+        return [(name, child) for name, child in module._modules.items() if child is not None]
+
+    def own_parameters(self, module: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
+        """Yield the module's own parameters."""
+        return [(name, value) for name, value in module._parameters.items() if value is not None]
+
+    def is_training(self, module: nn.Module) -> bool:
+        """Tell whether ``module.train()`` was the last word."""
+        return bool(module.training)
+
+    def hook_call(self, module: nn.Module, before: BeforeCall, after: AfterCall) -> list[Handle]:
+        """Register a forward pre-hook ahead of the others and a forward hook behind them."""
+        return [
+            module.register_forward_pre_hook(before, with_kwargs=True, prepend=True),
+            module.register_forward_hook(after, with_kwargs=True),
+        ]
+
+    def is_optimizer(self, value: object) -> bool:
+        """Tell whether it is one of ``torch.optim``."""
+        return isinstance(value, torch.optim.Optimizer)
+
+    def hook_step(
+        self, optimizer: torch.optim.Optimizer, before: Callable[[], None], after: Callable[[], None]
+    ) -> list[Handle]:
+        """Register torch's own step hooks; there, and only there, gradients are unscaled and clipped."""
+        return [
+            optimizer.register_step_pre_hook(lambda *_: before()),
+            optimizer.register_step_post_hook(lambda *_: after()),
+        ]
+
+    def updates(self, optimizer: torch.optim.Optimizer) -> Iterator[Update]:
+        """Yield everything in the optimizer's groups that has a gradient."""
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                gradient = parameter.grad
+                if gradient is None:
+                    gradient = getattr(parameter, "decoupled_grad", None)
+                if gradient is not None:
+                    state = optimizer.state.get(parameter, {})
+                    yield Update(
+                        updated=parameter,
+                        gradient=gradient,
+                        hyperparameters=_hyperparameters(group, state),
+                        states={name: state[name] for name in _STATES if self.is_tensor(state.get(name))},
+                    )
+
+    def rank(self) -> tuple[int, int]:
+        """Return rank and world size of the default process group."""
+        distributed = torch.distributed
+        if not (distributed.is_available() and distributed.is_initialized()):
+            return 0, 1
+        return distributed.get_rank(), distributed.get_world_size()
+
+    def from_first_rank(self, value: Any) -> Any:
+        """Broadcast a small object from rank 0."""
+        if self.rank()[1] == 1:
+            return value
+        carried = [value]
+        torch.distributed.broadcast_object_list(carried, src=0)
+        return carried[0]
+
+    def version_text(self) -> str:
+        """Return torch's version."""
+        return str(torch.__version__)
+
+    def numerics(self, parameter: torch.Tensor) -> dict[str, Any]:
+        """Return the switches that a replay needs."""
+        return {
+            "device": parameter.device.type,
+            "num_threads": torch.get_num_threads(),
+            "mkldnn": bool(torch.backends.mkldnn.enabled),
+            "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+            "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        }
+
+    def random_states(self) -> Mapping[str, Any]:
+        """Return the states of the host's generator and of each device's that is in use."""
+        states = {"torch": torch.get_rng_state()}
+        for device in ("cuda", "npu"):
+            module = getattr(torch, device, None)
+            if module is not None and module.is_available() and module.is_initialized():
+                states[device] = module.get_rng_state()
+        return states
+
+
+class _ProductMode(TorchFunctionMode):
+    """Shows matrix products to an observer; the call goes on as it came."""
+
+    def __init__(self, observe: ObserveProduct) -> None:
+        super().__init__()
+        self._observe = observe
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Iterable[type], args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        tensors = len(args) == 2 and all(isinstance(operand, torch.Tensor) for operand in args)
+        if func not in _PRODUCTS or not tensors:
+            return func(*args, **kwargs)
+        return self._observe(args[0], args[1], lambda: func(*args, **kwargs))
+
+
+def _norm(grad: torch.Tensor) -> torch.Tensor:
+    """Return the 2-norm of a gradient of any layout and type, in float32, or float64 for float64."""
+    dense = grad.coalesce().values() if grad.layout is torch.sparse_coo else grad
+    real = torch.view_as_real(dense) if dense.is_complex() else dense
+    wide = torch.float64 if real.dtype is torch.float64 else torch.float32
+    return torch.linalg.vector_norm(real, dtype=wide)
+
+
+def _hyperparameters(group: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is applied: from the group or, where it is counted per tensor (``step``), the state."""
+    found: dict[str, Any] = {}
+    for name in HYPERPARAMETERS:
+        value = group.get(name, state.get(name))
+        if name == "step" and value is None:
+            value = 0  # no step was made with this parameter yet
+        if value is None:
+            continue
+        found.update({"beta1": value[0], "beta2": value[1]} if name == "betas" else {name: value})
+    return found
