@@ -16,6 +16,7 @@ settings.load_profile("busy")
 
 ROOT = Path(__file__).resolve().parent.parent
 IN_PROCESS = "0.17.1"
+_EXIT_STATUS = pytest.StashKey[int]()
 
 
 def megatron_versions() -> Path:
@@ -46,3 +47,40 @@ def cpu_megatron(megatron: Callable[[str], Path]) -> Path:
 
     assert cpu.install(), "a real accelerator is here: these tests compare CPU runs"
     return directory
+
+
+def _mindspore(variable: str, directory: str) -> Path:
+    """Return the interpreter that ``variable`` names, else the one in ``directory``, or skip and say why."""
+    python = Path(os.environ.get(variable) or ROOT / directory / "bin" / "python")
+    reason = python.parent.parent / ".unavailable"
+    if reason.is_file():
+        pytest.skip(reason.read_text().strip())
+    if not python.is_file():
+        pytest.skip(f"no MindSpore at {python}: make mindspore installs it, {variable} names another")
+    return python
+
+
+@pytest.fixture(scope="session")
+def mindspore_python() -> Path:
+    """Return the interpreter with MindSpore 2.7.1, mindtorch and megatron-core 0.12.1, or skip without it."""
+    return _mindspore("MSP_MINDSPORE_PYTHON", ".venv-mindspore")
+
+
+@pytest.fixture(scope="session")
+def mindspore_native_python() -> Path:
+    """Return the interpreter with MindSpore 2.10.0 and no torch API on it, or skip without it."""
+    return _mindspore("MSP_MINDSPORE_NATIVE_PYTHON", ".venv-mindspore-native")
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Keep the exit status for ``pytest_unconfigure``."""
+    session.config.stash[_EXIT_STATUS] = int(exitstatus)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End here where MindSpore was loaded: now and then it aborts while the interpreter ends."""
+    if "mindspore" in sys.modules and _EXIT_STATUS in config.stash:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(config.stash[_EXIT_STATUS])

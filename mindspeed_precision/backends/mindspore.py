@@ -95,10 +95,13 @@ class MindSporeBackend:
         """
         _check_readable(tensor)
         try:
-            # asnumpy shares memory with the tensor on a CPU: an optimizer's step would be seen through it
-            array = np.array(tensor.asnumpy(), order="C", copy=True)
+            alias = tensor.asnumpy()
         except (RuntimeError, TypeError, ValueError) as error:
             raise _unreadable(tensor, " ".join(str(error).split())) from error
+        if alias.dtype.kind == "V":  # bfloat16 and float8; numpy cannot copy the latter: it gives old memory
+            alias = alias.view(f"u{alias.dtype.itemsize}")
+        # on a CPU asnumpy shares the tensor's memory: an optimizer's step would be seen through it
+        array = np.array(alias, order="C", copy=True)
         if array.dtype.kind == "c":
             array = array.reshape((*array.shape, 1)).view(array.real.dtype)
         return HostTensor(bits=array.view(f"u{array.dtype.itemsize}"), dtype=self.dtype(tensor))
@@ -125,11 +128,18 @@ def _check_readable(tensor: Any) -> None:
         raise _unreadable(tensor, "a parameter without values; call init_data() on it, or run its cell once")
     # TensorPy's, because the method of mindtorch wraps a copy
     if math.prod(tensor.shape) and not TensorPy.untyped_storage(tensor).nbytes():
-        raise PrecisionError("the memory of this tensor was freed before it could be read")
+        where = _name_of(tensor)
+        raise PrecisionError("the memory of this tensor was freed before it could be read", where=where)
 
 
 def _unreadable(tensor: Any, found: str) -> PrecisionError:
-    where = str(getattr(tensor, "name", ""))
     return PrecisionError(
-        "cannot read the elements of this tensor", where=where, found=found, expected="a dense tensor"
+        "cannot read the elements of this tensor",
+        where=_name_of(tensor),
+        found=found,
+        expected="a dense tensor",
     )
+
+
+def _name_of(tensor: Any) -> str:
+    return str(getattr(tensor, "name", ""))  # only a Parameter has one

@@ -29,16 +29,18 @@ def statistics_of(numbers: NDArray[Any]) -> Statistics:
     """
     if not numbers.size:
         return EMPTY
-    with np.errstate(over="ignore"):
+    # a sum beyond float64 is an infinity, a signalling NaN a NaN: both are results here, not events
+    with np.errstate(over="ignore", invalid="ignore"):
         single = numbers.astype(np.float32)
         wide = numbers.astype(np.float64)
         finite = wide[np.isfinite(wide)]
+        total = float(finite.sum())
         squares = float(np.square(finite).sum())
     exponents = np.bincount(((single.view(np.uint32) >> 23) & 0xFF).ravel().astype(np.int64), minlength=256)
     return Statistics(
         minimum=float(finite.min()) + 0.0 if finite.size else math.nan,  # a zero is +0.0, whichever was met
         maximum=float(finite.max()) + 0.0 if finite.size else math.nan,
-        mean=float(finite.sum()) / finite.size + 0.0 if finite.size else math.nan,
+        mean=total / finite.size + 0.0 if finite.size else math.nan,
         l2_norm=math.sqrt(squares),
         zeros=int((wide == 0).sum()),
         nans=int(np.isnan(wide).sum()),
