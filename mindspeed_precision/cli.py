@@ -60,6 +60,11 @@ def build_parser() -> argparse.ArgumentParser:
         action.set_defaults(run=run)
     actions.choices["explain"].add_argument("name", metavar="NAME")
 
+    about = "what this interpreter can train with: framework, NPU, versions; imports what is installed"
+    environment = commands.add_parser("environment", help=about)
+    environment.add_argument("--json", action="store_true", help="print JSON")
+    environment.set_defaults(run=_environment)
+
     demo = commands.add_parser("demo", help="train twice on this machine and compare")
     demo.add_argument("case", nargs="?", default="glm4", metavar="CASE", help="which case (%(default)s)")
     demo.add_argument("--out", metavar="DIR", help="where to keep the runs and the report")
@@ -133,9 +138,11 @@ def _patches_list(arguments: argparse.Namespace) -> int:
 
 
 def _patches_check(arguments: argparse.Namespace) -> int:
+    from mindspeed_precision.backends.npu import require_torch
     from mindspeed_precision.patching.explain import check_rows
     from mindspeed_precision.report.patches import check_text
 
+    require_torch()  # what then fails to import would not say why, once for each patch
     rows = check_rows()
     status = int(any(row.refused for row in rows))
     if arguments.json:
@@ -151,6 +158,17 @@ def _patches_explain(arguments: argparse.Namespace) -> int:
     if arguments.json:
         return _json({"name": arguments.name, "text": text})
     sys.stdout.write(text + "\n")
+    return 0
+
+
+def _environment(arguments: argparse.Namespace) -> int:
+    from mindspeed_precision.backends.survey import survey
+    from mindspeed_precision.report.environment import environment_text
+
+    found = survey()
+    if arguments.json:
+        return _json(asdict(found))
+    sys.stdout.write(environment_text(found.rows()) + "\n")
     return 0
 
 
