@@ -10,7 +10,7 @@ demo, no product for training on CPUs.
 
 from __future__ import annotations
 
-from mindspeed_precision.testing.cpu.piece import Piece
 from mindspeed_precision.testing.cpu.registry import PIECES, install, installed_pieces
+from mindspeed_precision.testing.piece import Piece
 
 __all__ = ["PIECES", "Piece", "install", "installed_pieces"]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from mindspeed_precision.testing.cpu.device import CPU
-from mindspeed_precision.testing.cpu.piece import Piece
+from mindspeed_precision.testing.piece import Piece
 
 
 class CpuEvent:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from mindspeed_precision.testing.cpu.piece import Piece
+from mindspeed_precision.testing.piece import Piece
 
 CPU = torch.device("cpu")
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from mindspeed_precision.testing.cpu.piece import Piece
+from mindspeed_precision.testing.piece import Piece
 
 # More sends than a pipeline schedule has in flight: an older one has been received.
 SENDS_KEPT = 256

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from mindspeed_precision.testing.cpu.piece import Piece
+from mindspeed_precision.testing.piece import Piece
 
 ENVIRONMENT = {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "TORCHDYNAMO_DISABLE": "1"}
 

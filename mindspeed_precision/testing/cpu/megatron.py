@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from mindspeed_precision.testing.cpu.context_parallel import attend_over_context_parallel_group
-from mindspeed_precision.testing.cpu.piece import Piece, after_import
+from mindspeed_precision.testing.piece import Piece, after_import
 
 
 def _load_no_fused_kernels(module: ModuleType) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import dataloader
 
-from mindspeed_precision.testing.cpu.piece import Piece
+from mindspeed_precision.testing.piece import Piece
 
 
 def _keep_state_over_loader_creation() -> None:

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 import torch
 
 from mindspeed_precision.errors import ConfigError, PatchError
+from mindspeed_precision.testing.core_loop.piece import PIECE as CORE_LOOP
 from mindspeed_precision.testing.cpu import cuda, device, distributed, environment, megatron, randomness
-from mindspeed_precision.testing.cpu.piece import Piece, megatron_is_imported
+from mindspeed_precision.testing.piece import Piece, megatron_is_imported
 
 PIECES: tuple[Piece, ...] = (
     *environment.PIECES,
@@ -17,6 +18,7 @@ PIECES: tuple[Piece, ...] = (
     *distributed.PIECES,
     *randomness.PIECES,
     *megatron.PIECES,
+    CORE_LOOP,
 )
 
 _installed: list[str] = []
