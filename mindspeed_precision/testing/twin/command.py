@@ -1,0 +1,107 @@
+"""The command line of the twin."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from mindspeed_precision.testing.initial_weights import save_weights
+from mindspeed_precision.testing.twin.defects import PROBES, Measurement
+from mindspeed_precision.testing.twin.settings import CHOICES, TwinSettings
+from mindspeed_precision.testing.twin.trainer import TwinStep, TwinTrainer
+
+PROGRAM = "python -m mindspeed_precision.testing.twin"
+
+
+def main(words: Sequence[str]) -> None:
+    """Train a twin and print its steps as Megatron does, or say which defects this MindSpore has.
+
+    Raises:
+        PrecisionError: the settings are wrong, or the run cannot be recorded.
+    """
+    arguments = _parser().parse_args(words)
+    if arguments.probe:
+        for probe in PROBES.values():
+            sys.stdout.write(probe_line(probe()) + "\n")
+        return
+    trainer = TwinTrainer(_settings(arguments))
+    if arguments.save_weights:
+        save_weights(arguments.save_weights, trainer.host_parameters())
+    with _session(arguments, trainer) as session:
+        for _ in range(trainer.settings.steps):
+            done = trainer.train_one_step()
+            sys.stdout.write(log_line(done, trainer.settings) + "\n")
+            sys.stdout.flush()
+            if session is not None:
+                session.step(loss=done.loss, grad_norm=done.grad_norm)
+
+
+def log_line(done: TwinStep, settings: TwinSettings) -> str:
+    """Return the line of a step in Megatron's form; iterations count from 1 there."""
+    samples = (done.step + 1) * settings.microbatches * settings.micro_batch_size
+    return (
+        f" iteration {done.step + 1:8d}/{settings.steps:8d} | consumed samples: {samples:12d} | "
+        f"learning rate: {done.learning_rate:.6E} | lm loss: {done.loss:.6E} | "
+        f"grad norm: {done.grad_norm:.3f} |"
+    )
+
+
+def probe_line(measured: Measurement) -> str:
+    """Return what a probe found, for a person."""
+    if not measured.present:
+        verdict = "this MindSpore does not have the defect"
+    else:
+        verdict = "present, exactly as known" if measured.follows_law else "present, in another form"
+    return f"MindSpore {measured.mindspore}: {measured.name}: {verdict}"
+
+
+def _session(arguments: argparse.Namespace, trainer: TwinTrainer) -> Any:
+    if arguments.precision_debug_out is None:
+        return nullcontext()
+    from mindspeed_precision.session import Session
+
+    return Session(
+        model=trainer.model,
+        optimizer=trainer.optimizer,
+        config=arguments.precision_debug_config,
+        overrides=arguments.precision_debug_set,
+        out=arguments.precision_debug_out,
+    )
+
+
+def _settings(arguments: argparse.Namespace) -> TwinSettings:
+    return TwinSettings(**{field.name: getattr(arguments, field.name) for field in fields(TwinSettings)})
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=PROGRAM, description=__doc__)
+    for field in fields(TwinSettings):
+        parser.add_argument(f"--{field.name.replace('_', '-')}", **_option(field.name, field.default))
+    parser.add_argument(
+        "--save-weights", type=Path, help="write the initial weights to this safetensors file"
+    )
+    parser.add_argument("--probe", action="store_true", help="say which defects this MindSpore has, and stop")
+    parser.add_argument("--precision-debug-out", type=Path, help="record the run into this directory")
+    parser.add_argument("--precision-debug-config", type=Path, help="settings of the recording")
+    parser.add_argument("--precision-debug-set", nargs="*", default=[], metavar="KEY=VALUE")
+    return parser
+
+
+def _option(name: str, default: Any) -> dict[str, Any]:
+    if isinstance(default, bool):
+        return {"action": "store_true"}
+    if isinstance(default, tuple):
+        return {"type": float, "nargs": len(default), "default": default}
+    if name in CHOICES:
+        return {"choices": CHOICES[name], "default": default}
+    kind: Any = {"weights": Path, "min_lr": _rate_or_none}.get(name, type(default))
+    return {"type": kind, "default": default}
+
+
+def _rate_or_none(text: str) -> float | None:
+    return None if text == "none" else float(text)
