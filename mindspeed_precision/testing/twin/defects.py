@@ -1,7 +1,7 @@
 """What the installed MindSpore computes wrongly on a CPU: each probe runs the smallest real case.
 
 A demo or a test asks a probe before it asserts, so that a release without the defect is told as such.
-Measured in 2.7.1 and 2.10.0: ``accumulation``, ``in_place`` and ``mint_optimizer`` in both, ``split`` in 2.10.0.
+Measured: ``accumulation``, ``in_place`` and ``mint_optimizer`` in 2.7.1 and 2.10.0, ``split`` in 2.10.0.
 
 The two layout defects follow one law, checked bit for bit over transposed, strided and offset operands: the
 kernel reads an operand as if it were dense and began at the first element of its storage, so that it ignores
