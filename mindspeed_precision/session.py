@@ -12,20 +12,21 @@ from __future__ import annotations
 
 import datetime
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from mindspeed_precision.backends.detect import TORCH, capture_backend, loaded_framework
 from mindspeed_precision.config import Settings, load_settings
 from mindspeed_precision.errors import ConfigError, PatchError
-from mindspeed_precision.patching.declare import load_declarations, select
+from mindspeed_precision.patching.declare import Effect, load_declarations, select
 from mindspeed_precision.patching.session import PatchAudit, PatchSession
 from mindspeed_precision.records import Finding
 
-CORE_PATCHES = ("wgrad", "fused_wgrad", "collectives", "reduce", "optimizer", "data", "determinism")
+CORE_PATCHES = ("wgrad", "fused_wgrad", "collectives", "reduce", "optimizer", "data")
 LOOP_PATCHES = ("loop", "loop_mindspeed_llm", "loop_mindspeed_mm")
 
 
@@ -193,7 +194,10 @@ class Session:
 
     def _install_patches(self) -> None:
         groups = [*CORE_PATCHES, *LOOP_PATCHES] if self._driven else self._groups_for_model()
+        shipped = {declaration.group for declaration in load_declarations()}
         declarations = load_declarations(self.settings.patches.search_path)
+        own = sorted({d.group for d in declarations if d.effect is Effect.OBSERVE} - shipped)
+        groups += [*_framework_groups(), *own]
         chosen = select(declarations, groups=groups, names=self.settings.remedies)
         self._patches = PatchSession(chosen, allow_external=self.settings.patches.allow_external)
         self._patches.install()
@@ -206,8 +210,8 @@ class Session:
     def _groups_for_model(self) -> list[str]:
         """Return the groups that a model given by hand can call: a patch that nobody calls is an error."""
         chunks = self._model if isinstance(self._model, (list, tuple)) else [self._model]
-        kinds = {kind for chunk in chunks for module in chunk.modules() for kind in type(module).__mro__}
-        groups = ["determinism"]
+        kinds = {kind for chunk in chunks for module in _modules(chunk) for kind in type(module).__mro__}
+        groups = []
         if any(kind.__module__.startswith("megatron.core") for kind in kinds):
             groups += ["wgrad", "fused_wgrad", "collectives", "reduce", "data"]
         if type(self._optimizer).__module__.startswith("megatron.core"):
@@ -216,6 +220,22 @@ class Session:
 
     def _audit(self) -> list[dict[str, Any]]:
         return [] if self._patches is None else [_audit_line(line) for line in self._patches.audit()]
+
+
+def _modules(module: Any) -> Iterator[Any]:
+    """Yield ``module`` and every module inside it, as the framework of this process has them."""
+    yield module
+    for _, child in capture_backend().children(module):
+        yield from _modules(child)
+
+
+def _framework_groups() -> list[str]:
+    """Return the groups of patches without which this framework cannot be observed."""
+    framework = loaded_framework()
+    if framework is None:  # a launcher that imports it later; `attach` will need it
+        return ["determinism"]
+    determinism = "determinism" if framework == TORCH else "determinism_mindspore"
+    return [determinism, *capture_backend().patch_groups]
 
 
 def _audit_line(line: PatchAudit) -> dict[str, Any]:
@@ -228,6 +248,10 @@ def _now() -> str:
 
 def _device() -> str:
     """Return the kind of device that the framework computes on: ``npu``, ``cuda`` or ``cpu``."""
+    if loaded_framework() not in (TORCH, None):
+        from mindspeed_precision.backends.mindspore_capture import device
+
+        return device()
     torch = sys.modules.get("torch")
     if "torch_npu" in sys.modules:
         return "npu"

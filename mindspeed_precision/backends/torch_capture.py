@@ -12,9 +12,8 @@ from torch.overrides import TorchFunctionMode
 
 from mindspeed_precision.backends.capture_base import AfterCall, BeforeCall, Handle, ObserveProduct, Update
 from mindspeed_precision.backends.torch import TorchBackend
+from mindspeed_precision.backends.torch_groups import group_updates
 
-HYPERPARAMETERS = ("lr", "weight_decay", "eps", "betas", "momentum", "step", "wd_mult", "lr_mult")
-_STATES = ("exp_avg", "exp_avg_sq")
 _PRODUCTS = frozenset({torch.matmul, torch.Tensor.matmul, torch.mm, torch.Tensor.mm})
 
 
@@ -160,19 +159,7 @@ class TorchCapture(TorchBackend):
 
     def updates(self, optimizer: torch.optim.Optimizer) -> Iterator[Update]:
         """Yield everything in the optimizer's groups that has a gradient."""
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                gradient = parameter.grad
-                if gradient is None:
-                    gradient = getattr(parameter, "decoupled_grad", None)
-                if gradient is not None:
-                    state = optimizer.state.get(parameter, {})
-                    yield Update(
-                        updated=parameter,
-                        gradient=gradient,
-                        hyperparameters=_hyperparameters(group, state),
-                        states={name: state[name] for name in _STATES if self.is_tensor(state.get(name))},
-                    )
+        return group_updates(self, optimizer)
 
     def rank(self) -> tuple[int, int]:
         """Return rank and world size of the default process group."""
@@ -236,16 +223,3 @@ def _norm(grad: torch.Tensor) -> torch.Tensor:
     real = torch.view_as_real(dense) if dense.is_complex() else dense
     wide = torch.float64 if real.dtype is torch.float64 else torch.float32
     return torch.linalg.vector_norm(real, dtype=wide)
-
-
-def _hyperparameters(group: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is applied: from the group or, where it is counted per tensor (``step``), the state."""
-    found: dict[str, Any] = {}
-    for name in HYPERPARAMETERS:
-        value = group.get(name, state.get(name))
-        if name == "step" and value is None:
-            value = 0  # no step was made with this parameter yet
-        if value is None:
-            continue
-        found.update({"beta1": value[0], "beta2": value[1]} if name == "betas" else {name: value})
-    return found

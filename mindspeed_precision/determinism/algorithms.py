@@ -11,18 +11,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mindspeed_precision.backends.detect import TORCH, loaded_framework
 from mindspeed_precision.config import DeterminismSettings
 from mindspeed_precision.determinism import witness
 
 
 @dataclass(frozen=True, kw_only=True)
 class Switch:
-    """One global switch of torch.
+    """One global switch of a framework.
 
     Attributes:
         name: as it is reported.
-        read: returns its value, given ``torch``.
-        write: sets its value, given ``torch`` and the value.
+        read: returns its value, given the framework's module.
+        write: sets its value, given the module and the value.
     """
 
     name: str
@@ -55,7 +56,7 @@ def _attribute(name: str, path: str) -> Switch:
     return Switch(name=name, read=lambda torch: getattr(owner(torch), last), write=write)
 
 
-SWITCHES: tuple[Switch, ...] = (
+TORCH_SWITCHES: tuple[Switch, ...] = (
     Switch(
         name="deterministic_algorithms",
         read=lambda torch: torch.are_deterministic_algorithms_enabled(),
@@ -76,7 +77,26 @@ SWITCHES: tuple[Switch, ...] = (
         write=lambda torch, value: torch.set_float32_matmul_precision(value),
     ),
 )
-"""Every switch, in the order in which they are put back."""
+"""Every switch of torch, in the order in which they are put back."""
+
+MINDSPORE_SWITCHES: tuple[Switch, ...] = (
+    Switch(
+        name="deterministic_algorithms",
+        read=lambda mindspore: mindspore.get_context("deterministic") == "ON",
+        write=lambda mindspore, enabled: mindspore.set_deterministic(bool(enabled)),
+    ),
+)
+"""Every switch of MindSpore, also where a ``torch`` stands on it: its own switches end here."""
+
+
+def _switches() -> tuple[Any, tuple[Switch, ...]]:
+    """Return the framework that is loaded, and its switches; none where none is."""
+    framework = loaded_framework()
+    if framework is None:
+        return None, ()
+    if framework == TORCH:
+        return sys.modules["torch"], TORCH_SWITCHES
+    return sys.modules["mindspore"], MINDSPORE_SWITCHES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,16 +122,19 @@ class Change:
 
 
 def pin_algorithms(settings: DeterminismSettings) -> dict[str, Any]:
-    """Pin torch's switches, if torch is loaded.
+    """Pin the switches of the framework that is loaded, if one is.
+
+    MindSpore is also made to wait for every operator (``launch_blocking``): otherwise an error surfaces at a
+    later, unrelated operator. It cannot be asked whether it waits, so that is not watched.
 
     Args:
         settings: ``fill_uninitialized_memory`` decides that switch; the others are always pinned.
 
     Returns:
-        Every switch as it is now; for ``reassert``. Empty when torch is not loaded.
+        Every switch as it is now; for ``reassert``. Empty when no framework is loaded.
     """
-    torch = sys.modules.get("torch")
-    if torch is None:
+    framework, switches = _switches()
+    if not switches:
         return {}
     pinned = {
         "deterministic_algorithms": True,
@@ -121,17 +144,19 @@ def pin_algorithms(settings: DeterminismSettings) -> dict[str, Any]:
         "cudnn_benchmark": False,
     }
     with witness.looking_away():
-        for switch in SWITCHES:
-            if switch.name in pinned and switch.read(torch) != pinned[switch.name]:
-                switch.write(torch, pinned[switch.name])
+        for switch in switches:
+            if switch.name in pinned and switch.read(framework) != pinned[switch.name]:
+                switch.write(framework, pinned[switch.name])
+        if switches is MINDSPORE_SWITCHES:
+            framework.runtime.launch_blocking()
     witness.forget()
     return snapshot()
 
 
 def snapshot() -> dict[str, Any]:
-    """Return every switch as it is now; empty when torch is not loaded."""
-    torch = sys.modules.get("torch")
-    return {} if torch is None else {switch.name: switch.read(torch) for switch in SWITCHES}
+    """Return every switch as it is now; empty when no framework is loaded."""
+    framework, switches = _switches()
+    return {switch.name: switch.read(framework) for switch in switches}
 
 
 def reassert(expected: Mapping[str, Any]) -> list[Change]:
@@ -142,14 +167,12 @@ def reassert(expected: Mapping[str, Any]) -> list[Change]:
     Args:
         expected: what ``pin_algorithms`` or ``snapshot`` returned.
     """
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return []
+    framework, switches = _switches()
     changes = []
-    for switch in SWITCHES:
+    for switch in switches:
         if switch.name not in expected:
             continue
-        found = switch.read(torch)
+        found = switch.read(framework)
         if found != expected[switch.name]:
             changes.append(
                 Change(
@@ -160,8 +183,8 @@ def reassert(expected: Mapping[str, Any]) -> list[Change]:
                 )
             )
     with witness.looking_away():
-        for switch in SWITCHES:
+        for switch in switches:
             if any(change.name == switch.name for change in changes):
-                switch.write(torch, expected[switch.name])
+                switch.write(framework, expected[switch.name])
     witness.forget()
     return changes

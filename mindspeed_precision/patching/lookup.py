@@ -38,7 +38,17 @@ def raw_attribute(parent: object, name: str) -> tuple[Any, bool]:
     namespace = namespace_of(parent)
     if namespace is None:
         raise KeyError(name)
+    if name not in namespace and _stands_for_another(parent):
+        try:
+            return getattr(parent, name), True
+        except (AttributeError, ImportError):
+            raise KeyError(name) from None
     return namespace[name], False
+
+
+def _stands_for_another(module: object) -> bool:
+    """Tell whether a module passes attributes on to another one, as ``torch`` does under MSAdapter."""
+    return any("__getattr__" in vars(kind) for kind in type(module).__mro__ if kind is not ModuleType)
 
 
 def set_attribute(parent: Any, name: str, value: Any) -> None:

@@ -148,9 +148,11 @@ class PatchSession:
 
     def _distinct(self, resolutions: list[Resolution]) -> list[Resolution]:
         """Leave out a target that is another one's alias under the same wrapper: one call must count once."""
-        first: dict[tuple[int, int, int], Resolution] = {}
+        first: dict[tuple[int, int, tuple[Any, ...]], Resolution] = {}
         for resolution in resolutions:
-            place = id(resolution.parent) if isinstance(resolution.parent, type) else 0
+            place = (
+                (id(resolution.parent), resolution.attribute) if isinstance(resolution.parent, type) else ()
+            )
             key = (id(resolution.raw), id(resolution.wrapper), place)
             other = first.setdefault(key, resolution)
             if other is not resolution:

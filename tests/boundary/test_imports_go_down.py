@@ -29,7 +29,7 @@ FOUNDATION = {
 MAY_IMPORT = {
     "backends": set(),
     "patching": set(),
-    "determinism": {"patching"},
+    "determinism": {"patching", "backends"},  # backends: which framework is loaded
     "capture": {"patching", "record"},
     "record": {"dump"},
     "dump": set(),

@@ -38,7 +38,7 @@ def pinned():
 
 
 def test_every_switch_has_a_breaker():
-    assert {switch.name for switch in algorithms.SWITCHES} == set(BREAKERS)
+    assert {switch.name for switch in algorithms.TORCH_SWITCHES} == set(BREAKERS)
 
 
 def test_pinned_values(pinned):
