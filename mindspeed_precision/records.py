@@ -367,12 +367,12 @@ class Severity(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayRecipe:
-    """One way to compute dW from the captured operands, and what it gave.
+    """One way to compute a record from what it was computed of, and what it gave.
 
     Attributes:
         recipe: the expression, as a person would write it.
-        baseline_mismatched: elements of the baseline's dW that it does not reproduce bit for bit.
-        candidate_mismatched: the same for the candidate's dW.
+        baseline_mismatched: elements of the baseline's record that it does not reproduce bit for bit.
+        candidate_mismatched: the same for the candidate's record.
         recorded_for: the sides whose recorded layouts say that this is what they computed.
     """
 
@@ -384,18 +384,19 @@ class ReplayRecipe:
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """dW of one GEMM, recomputed from its captured operands.
+    """One record (dW of a GEMM, a sum of gradients, a gradient that was moved), recomputed.
 
     Attributes:
-        key: the record of dW.
+        key: the record.
         rank: the rank whose operands were taken.
-        elements: number of elements of dW.
+        elements: number of its elements.
         recipes: what each way of computing it gave.
-        baseline_error: relative Frobenius distance of the baseline's dW to dW in float64.
+        baseline_error: relative Frobenius distance of the baseline's record to the same operation in float64.
         candidate_error: the same for the candidate's.
         environment: what it ran on (framework, threads, kernels).
         proved: one recipe gives the baseline bit for bit, another the candidate, and each is what the
             recorded layouts say of that side.
+        complete: every recipe speaks of every element; else some of what it reads was not recorded.
     """
 
     key: RecordKey
@@ -406,6 +407,7 @@ class Replay:
     candidate_error: float
     environment: str
     proved: bool
+    complete: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from mindspeed_precision.align.match import Alignment
 from mindspeed_precision.compare.policy import Policy
 from mindspeed_precision.compare.verdict import BITS_DIFFER
 from mindspeed_precision.diagnose.graph import Graph, Node
+from mindspeed_precision.diagnose.movement import Movement, movement_of
 from mindspeed_precision.dump.reader import Run
 from mindspeed_precision.records import (
     Comparison,
@@ -76,6 +77,15 @@ class Facts:
                 for parameter in run.ranks[rank].parameters:
                     found.setdefault(parameter.fqn, {}).setdefault(side, parameter)
         return found
+
+    @cached_property
+    def movements(self) -> Mapping[Side, Movement]:
+        """What the optimizer of each run did to the parameters in the compared steps."""
+        where = self.alignment.ranks, self.alignment.steps
+        return {
+            side: movement_of(run, *where)
+            for side, run in ((Side.BASELINE, self.baseline), (Side.CANDIDATE, self.candidate))
+        }
 
     @cached_property
     def trained_on_one_side(self) -> Mapping[str, Side]:

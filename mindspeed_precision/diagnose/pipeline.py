@@ -141,6 +141,7 @@ def _status(
     if any(id_.startswith("vacuous.") for id_ in ids) or ids & {
         "coverage.unmatched_records",
         "coverage.not_judged",
+        "optimizer.parameters_unmoved",
     }:
         return Verdict.MISSING
     tolerated = any(comparison.verdict is Verdict.WITHIN_TOLERANCE for comparison in comparisons)

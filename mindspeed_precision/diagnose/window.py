@@ -13,7 +13,9 @@ def capture_window(diagnosis: Diagnosis) -> dict[str, Any] | None:
     """Return a settings overlay (``capture.rules``) for the first divergent window; None without divergence.
 
     For dW that is the GEMM: both operands and the result of every module whose dW is an origin at that step.
-    For anything else, the records of the module, or of the parameter, in that phase and its inputs.
+    For an accumulation main_grad before and after it, and dW as it arrived; for a gradient that flows back,
+    the gradients of the module and of those beside it. For anything else, the records of the module, or of
+    the parameter, in that phase.
 
     Returns:
         A mapping for ``--precision-debug-config``, as plain data.
@@ -22,16 +24,17 @@ def capture_window(diagnosis: Diagnosis) -> dict[str, Any] | None:
     if first is None or first.key.step == INIT_STEP:
         return None
     same_kind = [origin for origin in diagnosis.origins if _alike(origin, first)]
-    names = list(dict.fromkeys(_window_name(origin.key) for origin in same_kind))[:_MOST]
+    windows = list(dict.fromkeys(_window(origin.key) for origin in same_kind))[:_MOST]
+    names = dict.fromkeys(name for window in windows for name in window)
     rules = [
         {
             "fqn": name,
             "role": "*",
-            "phase": first.key.phase.value,
+            "phase": phase.value,
             "steps": str(first.key.step),
             "level": Level.TENSOR.value,
         }
-        for name in names
+        for name, phase in names
     ]
     return {"capture": {"rules": rules}}
 
@@ -40,9 +43,14 @@ def _alike(origin: Origin, first: Origin) -> bool:
     return origin.key.phase is first.key.phase and origin.key.step == first.key.step
 
 
-def _window_name(key: RecordKey) -> str:
-    """Return the name under which the operands of a record are kept: dW of a parameter has its module's."""
-    about_parameter = key.fqn.endswith((".weight", ".bias"))
-    if key.phase is Phase.WGRAD and key.role in (Role.WGRAD, Role.BGRAD) and about_parameter:
-        return key.fqn.rpartition(".")[0]
-    return key.fqn
+def _window(key: RecordKey) -> tuple[tuple[str, Phase], ...]:
+    """Return names and phases under which a record, and what it was computed of, are kept."""
+    owner = key.fqn.rpartition(".")[0]
+    if key.phase is Phase.WGRAD and key.role in (Role.WGRAD, Role.BGRAD):
+        about_parameter = key.fqn.endswith((".weight", ".bias"))
+        return ((owner if about_parameter else key.fqn, key.phase),)
+    if key.phase is Phase.ACCUMULATE:
+        return (key.fqn, key.phase), (key.fqn, Phase.WGRAD)
+    if key.phase is Phase.DGRAD and owner:  # what its neighbours sent back is what it was made of
+        return (key.fqn, key.phase), (f"{owner}.*", key.phase)
+    return ((key.fqn, key.phase),)

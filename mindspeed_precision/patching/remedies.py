@@ -37,6 +37,53 @@ def wgrad_transposed_operands(
     )
 
 
+def wgrad_contiguous(
+    wrapped: Callable[..., Any], instance: object, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Return dW ``[O, I]`` of one parallel linear contiguous: the same numbers, laid out in rows.
+
+    ``backward(ctx, grad_output)`` returns ``(grad_input, grad_weight, ...)``. On torch this changes no bit;
+    on a backend that accumulates gradients without regard to strides it makes the sum right. Only
+    ``contiguous`` is called on what is returned, so it acts wherever the framework's tensors have it.
+
+    Raises:
+        PatchError: dW is computed by a fused kernel, which no remedy can reach.
+    """
+    gradients = wrapped(*args, **kwargs)
+    context = args[0] if args else kwargs.get("ctx")
+    if getattr(context, "gradient_accumulation_fusion", False):
+        raise _fused("wgrad_contiguous")
+    if len(gradients) < 2 or gradients[1] is None:
+        return gradients
+    return (gradients[0], gradients[1].contiguous(), *gradients[2:])
+
+
+def split_by_slices(
+    wrapped: Callable[..., Any], instance: object, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Split a tensor by ``narrow``, whose backward reads the strides of the gradients that arrive.
+
+    Stands for ``split(tensor, split_size_or_sections, dim=0)``; the parts are the same views.
+    """
+    return _split(*args, **kwargs)
+
+
+def _split(tensor: Any, split_size_or_sections: Any, dim: int = 0) -> tuple[Any, ...]:
+    size, lengths = tensor.shape[dim], split_size_or_sections
+    if isinstance(lengths, int):
+        lengths = [min(lengths, size - start) for start in range(0, size, lengths)]
+    starts = [sum(lengths[:index]) for index in range(len(lengths))]
+    return tuple(tensor.narrow(dim, start, length) for start, length in zip(starts, lengths, strict=True))
+
+
+def _fused(name: str) -> PatchError:
+    return PatchError(
+        f"remedy {name} cannot act: dW is added to main_grad by a fused kernel, not by a matmul",
+        where="LinearWithGradAccumulationAndAsyncCommunication.backward",
+        remedy="train with --no-gradient-accumulation-fusion on both sides",
+    )
+
+
 def _backward(
     relayout: Callable[[Any], Any],
     name: str,
@@ -49,11 +96,7 @@ def _backward(
         gradients = wrapped(*args, **kwargs)
     context = args[0] if args else kwargs.get("ctx")
     if not gemms and getattr(context, "gradient_accumulation_fusion", False):
-        raise PatchError(
-            f"remedy {name} cannot act: dW is added to main_grad by a fused kernel, not by a matmul",
-            where="LinearWithGradAccumulationAndAsyncCommunication.backward",
-            remedy="train with --no-gradient-accumulation-fusion on both sides",
-        )
+        raise _fused(name)
     return gradients
 
 

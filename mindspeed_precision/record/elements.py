@@ -58,6 +58,29 @@ def to_numbers(host: HostTensor) -> NDArray[Any]:
     return np.ascontiguousarray(bits).view(native).reshape(bits.shape)
 
 
+def to_bits(numbers: NDArray[Any], dtype: str) -> NDArray[Any]:
+    """Round numbers to an element type, to nearest and ties to even, and return the bits.
+
+    Args:
+        numbers: ``[...]`` float32 or float64; float32 for bfloat16, which is rounded from there.
+        dtype: ``float16``, ``bfloat16``, ``float32`` or ``float64``.
+
+    Returns:
+        ``[...]`` unsigned integers of the type's width.
+    """
+    if dtype == "bfloat16":
+        wide = np.ascontiguousarray(numbers, np.float32).view(np.uint32).reshape(numbers.shape)
+        up = np.uint32(0x7FFF) + ((wide >> np.uint32(16)) & np.uint32(1))
+        rounded = ((wide + up) >> np.uint32(16)).astype(np.uint16)
+        quiet = ((wide >> np.uint32(16)) | np.uint32(0x40)).astype(np.uint16)  # a NaN stays one
+        chosen: NDArray[np.uint16] = np.where(np.isnan(numbers), quiet, rounded)
+        return chosen
+    with np.errstate(over="ignore"):
+        cast = np.ascontiguousarray(numbers.astype(_NATIVE[dtype]))
+    bits: NDArray[Any] = cast.view(f"uint{8 * cast.dtype.itemsize}").reshape(numbers.shape)
+    return bits
+
+
 def _float8_table(dtype: str) -> NDArray[np.float32]:
     exponent_bits, mantissa_bits, bias, has_infinities = _FLOAT8[dtype]
     code = np.arange(256)

@@ -31,6 +31,8 @@ _PHASES = {
     Phase.OPTIMIZER: "in the optimizer",
 }
 _ROLES = {Role.WGRAD: "wgrad (dW)", Role.BGRAD: "bgrad (gradient of the bias)", Role.PARAM: "parameter"}
+_WRONG, _TIMES = 1e-2, 100
+"""An operation this far from float64, and this many times further than the other side's, is no rounding."""
 _SHORT_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
@@ -140,6 +142,7 @@ def replay_lines(replay: Replay) -> list[str]:
     """Say which recipe gives which side bit for bit."""
     recorded_ones = [recipe for recipe in replay.recipes if recipe.recorded_for]
     hits_any = [r for r in replay.recipes if 0 in (r.baseline_mismatched, r.candidate_mismatched)]
+    what = "dW" if replay.key.role is Role.WGRAD else replay.key.role.value
     told = recorded_ones if replay.proved else list(dict.fromkeys([*recorded_ones, *hits_any]))
     width = max((len(recipe.recipe) for recipe in told), default=0)
     lines = []
@@ -153,7 +156,7 @@ def replay_lines(replay: Replay) -> list[str]:
             if count == 0
         ]
         if hits:
-            outcome = f"gives the {' and the '.join(hits)}'s dW bit for bit"
+            outcome = f"gives the {' and the '.join(hits)}'s {what} bit for bit"
         else:
             counts = f"{_grouped(recipe.baseline_mismatched)} and {_grouped(recipe.candidate_mismatched)}"
             outcome = f"gives neither side: {counts} elements differ"
@@ -168,6 +171,9 @@ def judgement(replay: Replay) -> str:
         share = f"{one:.1e}" if f"{one:.1e}" == f"{two:.1e}" else f"{one:.2e} and {two:.2e}"
         return f"both are equally far from float64 ({share}): neither is wrong, but they must be the same"
     worse, name = (one, "baseline") if one > two else (two, "candidate")
+    if worse > _WRONG and min(one, two) < worse / _TIMES:
+        other = f"{min(one, two):.1e}"
+        return f"the {name} is wrong: {worse:.1e} away from float64, the other {other}: suspect the {name}"
     return f"the {name} is further from float64 ({worse:.1e} against {min(one, two):.1e}): suspect the {name}"
 
 

@@ -135,6 +135,10 @@ class FakeRun:
         weight_decay: of every parameter.
         eps: Adam's.
         frozen: parameters that are not trained.
+        transposed: parameters ``[out, in]`` whose dW arrives as the transpose of what lies in memory.
+        strides_ignored: gradients are added as they lie in memory, whatever their strides: a kernel's bug.
+        dot_grad: gradients are accumulated as ``.grad``: the first microbatch's dW itself, then a new sum;
+            else into a buffer of zeros.
         seed: of the initial parameters and the data.
         megatron_args: further arguments for the manifest.
         manifest: further keys of the manifest.
@@ -150,6 +154,9 @@ class FakeRun:
     weight_decay: float = 0.1
     eps: float = 1e-8
     frozen: frozenset[str] = frozenset()
+    transposed: frozenset[str] = frozenset()
+    strides_ignored: bool = False
+    dot_grad: bool = False
     seed: int = 1
     megatron_args: Mapping[str, Any] = field(default_factory=dict)
     manifest: Mapping[str, Any] = field(default_factory=dict)
@@ -237,7 +244,7 @@ class _Recorder:
     def see(self, key: RecordKey, value: Array, layout: Layout | None = None) -> Array:
         """Apply the plants, record, and return the number that flows on."""
         keep = True
-        layout = layout or _contiguous(value.shape)
+        layout = layout or _layout(value)
         for fault in self._run.plants:
             if fault.where(self.rank, key):
                 value = fault.value(value) if fault.value else value
@@ -278,11 +285,15 @@ def _bits(value: Array) -> Array:
     return np.ascontiguousarray(value).view(f"uint{8 * value.dtype.itemsize}").reshape(value.shape)
 
 
-def _contiguous(shape: tuple[int, ...]) -> Layout:
-    stride = [1]
-    for size in reversed(shape[1:]):
-        stride.insert(0, stride[0] * size)
-    return Layout(stride=tuple(stride[: len(shape)]) if shape else ())
+def _layout(value: Array) -> Layout:
+    """Return how an array lies: its strides, or those of C order where it is contiguous."""
+    if not value.flags.c_contiguous:
+        stride = tuple(step // value.dtype.itemsize for step in value.strides)
+        return Layout(stride=stride, contiguous=False)
+    steps = [1]
+    for size in reversed(value.shape[1:]):
+        steps.insert(0, steps[0] * size)
+    return Layout(stride=tuple(steps[: value.ndim]))
 
 
 class _Trainer:
@@ -324,10 +335,11 @@ class _Trainer:
                 RecordKey(step=step, phase=Phase.BATCH, fqn="rng", role=Role.RNG, slot="numpy"), state
             )
             passes = [_Microbatch(self, recorder, step, number) for number in range(self.run.microbatches)]
-            main_grad = {name: np.zeros_like(self.parameters[0][name]) for name in self.trained()}
+            buffers = {name: np.zeros_like(self.parameters[0][name]) for name in self.trained()}
+            main_grad = {} if self.run.dot_grad else buffers
             for one in passes:
                 main_grad = one.run(main_grad)
-            gradients.append(main_grad)
+            gradients.append({name: main_grad[name] for name in buffers})
             losses.append(np.mean([one.loss for one in passes], dtype=np.float32))
         average = np.asarray(np.mean(losses, dtype=np.float32))
         reduced = {
@@ -393,6 +405,7 @@ class _Microbatch:
     def __init__(self, trainer: _Trainer, recorder: _Recorder, step: int, number: int) -> None:
         self._weights = trainer.parameters[recorder.rank]
         self._trained = set(trainer.trained())
+        self._run = trainer.run
         self._recorder, self._step, self._number = recorder, step, number
         self.loss = np.float32(0)
         tokens = trainer.data.integers(0, _VOCABULARY, _TOKENS + 1)
@@ -403,7 +416,7 @@ class _Microbatch:
         return self._recorder.see(key, value, **more)
 
     def run(self, main_grad: dict[str, Array]) -> dict[str, Array]:
-        """Return ``main_grad`` with the gradient of this microbatch added."""
+        """Return ``main_grad`` (of what has one yet) with the gradient of this microbatch added."""
         tokens = self._see(Phase.BATCH, Role.BATCH, "batch", self._tokens, "tokens")
         labels = self._see(Phase.BATCH, Role.BATCH, "batch", self._labels, "labels")
         activations, logits = self._forward(tokens)
@@ -468,7 +481,8 @@ class _Microbatch:
             left = self._see(Phase.WGRAD, Role.GRAD_OUTPUT, module, gradient)
             right = self._see(Phase.WGRAD, Role.INPUT, module, received)
             weight = self._see(Phase.WGRAD, Role.WGRAD, module, left.T @ right)
-            gradients[name] = self._see(Phase.WGRAD, Role.WGRAD, name, weight)
+            lying = np.asfortranarray(weight) if name in self._run.transposed else weight
+            gradients[name] = self._see(Phase.WGRAD, Role.WGRAD, name, lying)
         if bias and f"{module}.bias" in self._trained:
             summed = gradient.sum(axis=0)
             gradients[f"{module}.bias"] = self._see(Phase.WGRAD, Role.BGRAD, f"{module}.bias", summed)
@@ -477,9 +491,19 @@ class _Microbatch:
     def _accumulate(self, main_grad: dict[str, Array], gradients: dict[str, Array]) -> dict[str, Array]:
         total = {}
         for name, gradient in gradients.items():
-            before = self._see(Phase.ACCUMULATE, Role.MAIN_GRAD, name, main_grad[name], "before")
-            total[name] = self._see(Phase.ACCUMULATE, Role.MAIN_GRAD, name, before + gradient, "after")
+            after = gradient
+            if name in main_grad:
+                before = self._see(Phase.ACCUMULATE, Role.MAIN_GRAD, name, main_grad[name], "before")
+                after = self._add(before, gradient)
+            total[name] = self._see(Phase.ACCUMULATE, Role.MAIN_GRAD, name, after, "after")
         return total
+
+    def _add(self, before: Array, gradient: Array) -> Array:
+        """Return the sum in C order; with the planted bug of what lies in memory, element by element."""
+        if not self._run.strides_ignored:
+            return np.ascontiguousarray(before + gradient)
+        lying = before.ravel(order="K") + gradient.ravel(order="K")
+        return np.asarray(lying.reshape(before.shape))
 
 
 def _linear(layer: int) -> str:

@@ -499,5 +499,8 @@ def test_every_registered_id_is_exercised_by_a_test():
         "config.differs",
         "env.differs",
         "env.versions_differ",
+        "layout.noncontiguous_accumulate",
+        "layout.noncontiguous_grad",
+        "optimizer.parameters_unmoved",
     }
     assert finding_ids() == exercised | elsewhere

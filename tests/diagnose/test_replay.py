@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mindspeed_precision.backends.base import HostTensor
-from mindspeed_precision.diagnose import replay
+from mindspeed_precision.diagnose import replay_gemm
 from mindspeed_precision.dump.writer import RankWriter, create_run
 from mindspeed_precision.flow import compare_runs
 from mindspeed_precision.record.statistics import digest_host
@@ -176,7 +176,7 @@ def test_without_torch_the_finding_stays_unproved(tmp_path, monkeypatch):
 
 
 def test_a_failing_replay_process_is_a_reason_and_no_crash(tmp_path, monkeypatch):
-    monkeypatch.setattr(replay, "WORKER", "mindspeed_precision.no_such_worker")
+    monkeypatch.setattr(replay_gemm, "WORKER", "mindspeed_precision.no_such_worker")
     if importlib.util.find_spec("torch") is None:
         pytest.skip("without torch no process is started")
     finding = _simple(tmp_path)

@@ -16,6 +16,8 @@ from mindspeed_precision.errors import PatchError  # noqa: E402
 from mindspeed_precision.patching.declare import Effect, load_declarations, select  # noqa: E402
 from mindspeed_precision.patching.lookup import raw_attribute  # noqa: E402
 from mindspeed_precision.patching.remedies import (  # noqa: E402
+    split_by_slices,
+    wgrad_contiguous,
     wgrad_contiguous_operands,
     wgrad_transposed_operands,
 )
@@ -125,13 +127,51 @@ def test_nothing_changes_outside_the_call(numbers):
     assert seen.strides == [((O, N), (1, O))]
 
 
-@pytest.mark.parametrize("remedy", [wgrad_contiguous_operands, wgrad_transposed_operands])
+@pytest.mark.parametrize("remedy", [wgrad_contiguous_operands, wgrad_transposed_operands, wgrad_contiguous])
 def test_a_fused_kernel_is_an_error_not_a_silent_miss(numbers, remedy):
     class Fused:
         gradient_accumulation_fusion = True
 
     with pytest.raises(PatchError, match="no-gradient-accumulation-fusion"):
         remedy(lambda ctx, grad_output: (grad_output, None, None), None, (Fused(), numbers[2]), {})
+
+
+def by_transposed_result(grad_output, total_input):
+    return total_input.t().matmul(grad_output).t()
+
+
+def test_wgrad_contiguous_changes_where_dw_lies_and_no_bit(numbers):
+    weight, total_input, grad_output = numbers
+    backward = backward_by(by_transposed_result, weight, total_input)
+    expected = backward(Context(), grad_output)
+    got = wgrad_contiguous(backward, None, (Context(), grad_output), {})
+    assert (expected[1].stride(), got[1].stride()) == ((1, O), (I, 1))
+    for one, other in zip(got, expected, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_wgrad_contiguous_leaves_a_frozen_weight_alone(numbers):
+    got = wgrad_contiguous(lambda ctx, grad: (grad, None), None, (Context(), numbers[2]), {})
+    assert got == (numbers[2], None)
+
+
+@pytest.mark.parametrize(
+    ("sections", "dim"), [(2, 0), (4, 0), (3, 1), (2, -1), ([1, 4], 1), ([2, 0, 4], 0), (9, 0)]
+)
+def test_split_by_slices_gives_the_views_and_gradients_of_split(sections, dim):
+    def run(split):
+        leaf = torch.arange(30.0).reshape(6, 5).requires_grad_()
+        parts = split(leaf * 1, sections, dim=dim)
+        sum((part.t() * (index + 1) ** 2).pow(2).sum() for index, part in enumerate(parts)).backward()
+        return [part.detach() for part in parts], leaf.grad
+
+    parts, grad = run(torch.split)
+    sliced, sliced_grad = run(lambda *args, **kwargs: split_by_slices(torch.split, None, args, kwargs))
+    assert len(parts) == len(sliced)
+    assert all(
+        torch.equal(one, two) and one.stride() == two.stride() for one, two in zip(parts, sliced, strict=True)
+    )
+    assert torch.equal(grad, sliced_grad)
 
 
 def autograd_function(recipe):

@@ -7,12 +7,24 @@ from mindspeed_precision.diagnose.rules import (
     coverage,
     entering,
     gradients,
+    layouts,
     operations,
     optimizer,
     undetermined,
+    unmoved,
 )
 from mindspeed_precision.diagnose.rules.registry import finding_ids, run_rules
 
-MODULES = (entering, gradients, operations, optimizer, configuration, coverage, undetermined)
+MODULES = (
+    entering,
+    gradients,
+    layouts,
+    operations,
+    optimizer,
+    unmoved,
+    configuration,
+    coverage,
+    undetermined,
+)
 
 __all__ = ["MODULES", "finding_ids", "run_rules"]

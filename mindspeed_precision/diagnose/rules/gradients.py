@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from mindspeed_precision.diagnose.facts import (
     Facts,
@@ -12,12 +12,26 @@ from mindspeed_precision.diagnose.facts import (
     describe_factor,
     describe_layout,
     names,
+    pair_of,
     reason,
     same_layout,
     scale_of,
 )
+from mindspeed_precision.diagnose.moved import of_side
+from mindspeed_precision.diagnose.replay_accumulate import accumulated
+from mindspeed_precision.diagnose.rules.layouts import misread_sums
 from mindspeed_precision.diagnose.rules.registry import rule
-from mindspeed_precision.records import Finding, Layout, Origin, Pair, Phase, Role, Severity, Side
+from mindspeed_precision.records import (
+    Finding,
+    Layout,
+    Origin,
+    Pair,
+    Phase,
+    RecordKey,
+    Role,
+    Severity,
+    Side,
+)
 
 CONTIGUOUS_REMEDY = "wgrad_contiguous_operands"
 """Name of the remedy (``patches/remedies.yaml``) that computes dW from ``grad_output.t().contiguous()``."""
@@ -180,36 +194,67 @@ def operand_value(facts: Facts) -> Iterable[Finding]:
 
 @rule("wgrad.accumulation", "wgrad.stale_main_grad")
 def accumulation(facts: Facts) -> Iterable[Finding]:
-    """Find gradient accumulators that start from, or add, something else."""
+    """Find gradient accumulators that start from, or add, something else; ``layouts`` has those misread."""
+    misread = {origin.key for origin in misread_sums(facts)}
     origins = facts.origins_in(Phase.ACCUMULATE, Role.MAIN_GRAD)
-    for slot, id_, title, remedy in (
-        (
-            "before",
-            "wgrad.stale_main_grad",
-            "does not start a microbatch from what the one before left",
-            "look at who clears or writes the gradient buffer between steps and microbatches",
-        ),
-        (
-            "after",
-            "wgrad.accumulation",
-            "gets another sum from the same dW",
-            "compare the dtype of the gradient buffer and how dW is added (fusion, "
-            "accumulate_allreduce_grads_in_fp32)",
-        ),
-    ):
-        members = [origin for origin in origins if origin.key.slot == slot]
-        if members:
-            first = members[0]
-            yield Finding(
-                id=id_,
-                severity=Severity.ERROR,
-                confidence=0.8,
-                title=f"main_grad of {first.key.fqn} {title}",
-                evidence=(first.inputs, *reason(first), *concerns(members)),
-                remedy=remedy,
-                where=first.key,
-                explains=tuple(origin.key for origin in members),
+    stale = [origin.key for origin in origins if origin.key.slot == "before"]
+    if stale:
+        yield _accumulation_finding(
+            facts,
+            stale,
+            id_="wgrad.stale_main_grad",
+            title="does not start a microbatch from what the one before left",
+            remedy="look at who clears or writes the gradient buffer between steps and microbatches",
+        )
+    other = [origin.key for origin in origins if origin.key.slot == "after" and origin.key not in misread]
+    if other:
+        yield another_sum(facts, other)
+
+
+def another_sum(facts: Facts, keys: Iterable[RecordKey]) -> Finding:
+    """Report accumulations that give another sum from equal operands."""
+    return _accumulation_finding(
+        facts,
+        list(keys),
+        id_="wgrad.accumulation",
+        title="gets another sum from the same dW",
+        remedy="compare the dtype of the gradient buffer and how dW is added (fusion, "
+        "accumulate_allreduce_grads_in_fp32)",
+    )
+
+
+def _accumulation_finding(
+    facts: Facts, keys: Collection[RecordKey], *, id_: str, title: str, remedy: str
+) -> Finding:
+    members = [origin for origin in facts.origins if origin.key in keys]
+    first = members[0]
+    return Finding(
+        id=id_,
+        severity=Severity.ERROR,
+        confidence=0.8,
+        title=f"main_grad of {first.key.fqn} {title}",
+        evidence=(first.inputs, *reason(first), *_unchanged(facts, first), *concerns(members)),
+        remedy=remedy,
+        where=first.key,
+        explains=tuple(origin.key for origin in members),
+    )
+
+
+def _unchanged(facts: Facts, origin: Origin) -> tuple[str, ...]:
+    """Say where an accumulation left main_grad as it was although dW is not zero."""
+    operands = accumulated(facts, origin)
+    if not {"main_grad", "dW"} <= set(operands):
+        return ()
+    result, lines = pair_of(origin.comparison), []
+    for side in Side:
+        before, after, wgrad = (of_side(p, side) for p in (operands["main_grad"], result, operands["dW"]))
+        statistics = wgrad.digest.statistics
+        if before.digest.fingerprint == after.digest.fingerprint and statistics and statistics.l2_norm:
+            lines.append(
+                f"in the {side.value} main_grad is the same after dW was added as before: the "
+                "addition, in place, had no effect"
             )
+    return tuple(lines)
 
 
 @rule("reduce.value")

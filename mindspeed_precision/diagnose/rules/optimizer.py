@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from mindspeed_precision.diagnose.facts import Facts, fqns, names, pair_of
 from mindspeed_precision.diagnose.rules.registry import rule
+from mindspeed_precision.diagnose.rules.unmoved import did_not_move
 from mindspeed_precision.records import Finding, Origin, Phase, Role, Severity
 
 _KNOWN = {
@@ -57,6 +58,10 @@ def _number(value: float | None) -> str:
     return "another number (no statistics were kept)" if value is None else f"{value:.10g}"
 
 
+def _unmoved(facts: Facts, origin: Origin) -> bool:
+    return origin.key.role in (Role.PARAM, Role.MASTER_PARAM) and did_not_move(facts, origin.key)
+
+
 @rule("optimizer.grad_norm", "optimizer.clip", "optimizer.state", "optimizer.update")
 def arithmetic(facts: Facts) -> Iterable[Finding]:
     """Find steps of the optimizer that give another result from the same inputs."""
@@ -93,7 +98,7 @@ def arithmetic(facts: Facts) -> Iterable[Finding]:
             "the master weights",
         ),
     ):
-        origins = facts.origins_in(phase, *roles)
+        origins = [o for o in facts.origins_in(phase, *roles) if not _unmoved(facts, o)]
         if origins:
             yield Finding(
                 id=id_,

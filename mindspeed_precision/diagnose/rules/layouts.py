@@ -1,0 +1,167 @@
+"""Rules about operations that read a tensor's storage without regard to its strides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from mindspeed_precision.diagnose.facts import Facts, concerns, describe_layout, reason
+from mindspeed_precision.diagnose.moved import Move, move_of, of_side
+from mindspeed_precision.diagnose.replay_accumulate import accumulated
+from mindspeed_precision.diagnose.rules.registry import rule
+from mindspeed_precision.diagnose.storage import may_be_misread
+from mindspeed_precision.records import Finding, Layout, Origin, Pair, Phase, RecordKey, Role, Severity, Side
+
+CONTIGUOUS_WGRAD = "wgrad_contiguous"
+"""Name of the remedy (``patches/remedies.yaml``) that makes a linear return a contiguous dW."""
+
+SPLIT_BY_SLICES = "split_by_slices"
+"""Name of the remedy that splits by slices, whose backward reads strides."""
+
+
+@rule("layout.noncontiguous_accumulate")
+def accumulate(facts: Facts) -> Iterable[Finding]:
+    """Find sums of gradients that differ although main_grad and dW agree, one of them not dense in memory."""
+    sums = [(origin, _odd_operands(facts, origin)) for origin in misread_sums(facts)]
+    if not sums:
+        return
+    first, odd = sums[0]
+    sides = [side for side in Side if odd[side]]
+    one_side = len(sides) == 1
+    where = f"the {sides[0].value}" if one_side else "both runs"
+    yield Finding(
+        id="layout.noncontiguous_accumulate",
+        severity=Severity.ERROR,
+        confidence=0.85 if one_side and _strided(odd[sides[0]]) else 0.6,
+        title=f"main_grad of {first.key.fqn} gets another sum from the same dW: in {where} what is added "
+        "does not lie densely in memory, and an addition that ignores strides reads other numbers",
+        evidence=(
+            first.inputs,
+            *reason(first),
+            *(
+                f"{name}: {describe_layout(layout)} in the {side.value}"
+                for side in sides
+                for name, layout in odd[side].items()
+            ),
+            *concerns([origin for origin, _ in sums]),
+        ),
+        remedy=_accumulate_remedy(sides),
+        where=first.key,
+        explains=tuple(origin.key for origin, _ in sums),
+    )
+
+
+def _accumulate_remedy(sides: list[Side]) -> str:
+    which = sides[0].value if len(sides) == 1 else "the side that is wrong"
+    return (
+        f"{which}: --precision-debug-set remedies=[{CONTIGUOUS_WGRAD}], or return grad_weight.contiguous() "
+        "from the backward of that linear"
+    )
+
+
+def misread_sums(facts: Facts) -> list[Origin]:
+    """Return the accumulations that diverge and of which an operand may have been misread."""
+    found = []
+    for origin in facts.origins_in(Phase.ACCUMULATE, Role.MAIN_GRAD):
+        if origin.key.slot == "after":
+            odd = _odd_operands(facts, origin)
+            strided = any(_strided(layouts) for layouts in odd.values())
+            if strided or bool(odd[Side.BASELINE]) != bool(odd[Side.CANDIDATE]):
+                found.append(origin)
+    return found
+
+
+def _odd_operands(facts: Facts, origin: Origin) -> Mapping[Side, dict[str, Layout]]:
+    """Return by side the layouts of the operands, by name, that a careless addition misreads."""
+    found: dict[Side, dict[str, Layout]] = {}
+    for side in Side:
+        layouts = {name: of_side(pair, side).layout for name, pair in accumulated(facts, origin).items()}
+        found[side] = {n: lay for n, lay in layouts.items() if lay is not None and may_be_misread(lay)}
+    return found
+
+
+def _strided(layouts: Mapping[str, Layout]) -> bool:
+    """Tell whether one is not contiguous; an offset alone is usual: a buffer holds many gradients."""
+    return any(not layout.contiguous for layout in layouts.values())
+
+
+@rule("layout.noncontiguous_grad")
+def moved(facts: Facts) -> Iterable[Finding]:
+    """Find gradients that a split, chunk or transpose sent on wrongly, from parts in unusual layouts."""
+    found = []
+    for origin in facts.origins_in(Phase.DGRAD, Role.GRAD_OUTPUT):
+        move = move_of(facts, origin)
+        if move is not None and _may_be_misplaced(move):
+            found.append((origin, move))
+    if found:
+        yield _moved_finding(found)
+
+
+def _may_be_misplaced(move: Move) -> bool:
+    """Tell whether layouts can account for it: the side with other numbers had a part that may be misread."""
+    odd = [side for side in Side if _odd_parts(move, side)]
+    suspects = [side for side in Side if not move.only_moves(side)]
+    if len(suspects) == 1:
+        return suspects[0] in odd
+    return len(odd) == 1 if suspects else bool(odd)
+
+
+def _odd_parts(move: Move, side: Side) -> dict[str, Layout]:
+    layouts = {slot: of_side(pair, side).layout for slot, pair in move.parts.items()}
+    return {slot: layout for slot, layout in layouts.items() if layout is not None and may_be_misread(layout)}
+
+
+def _moved_finding(found: list[tuple[Origin, Move]]) -> Finding:
+    first, move = found[0]
+    sides = [side for side in Side if _odd_parts(move, side)]
+    moves = [side for side in Side if move.only_moves(side)]
+    confidence = {2: 0.9, 1: 0.8, 0: 0.55}[len(moves)]
+    return Finding(
+        id="layout.noncontiguous_grad",
+        severity=Severity.ERROR,
+        confidence=confidence if len(sides) == 1 else min(confidence, 0.7),
+        title=f"the gradients that {move.module} sends back agree, what reaches {first.key.fqn} does not: "
+        "the operation between them (the backward of a split or a chunk) moves numbers to wrong places",
+        evidence=(
+            _inputs(move),
+            *reason(first),
+            *(
+                f"grad_input {slot} {list(of_side(move.parts[slot], side).shape)} of {move.module}: "
+                f"{describe_layout(layout)} in the {side.value}"
+                for side in sides
+                for slot, layout in _odd_parts(move, side).items()
+            ),
+            _conserved(moves, first.key),
+            *concerns([origin for origin, _ in found]),
+        ),
+        remedy=_moved_remedy(sides),
+        where=first.key,
+        explains=tuple(origin.key for origin, _ in found),
+    )
+
+
+def _inputs(move: Move) -> str:
+    same = all(_same_bits(pair) for pair in move.parts.values())
+    return f"{move.names} {'have the same bits on both sides' if same else 'differ within tolerance'}"
+
+
+def _same_bits(pair: Pair) -> bool:
+    return pair.baseline.digest.fingerprint == pair.candidate.digest.fingerprint
+
+
+def _conserved(moves: list[Side], key: RecordKey) -> str:
+    """Say on which sides the result holds just the elements that entered: unordered fingerprints add up."""
+    what = f"{key.role.value} of {key.fqn} holds exactly the elements that entered"
+    if len(moves) == len(Side):
+        return f"on both sides {what}: they differ in their order alone"
+    if moves:
+        return f"in the {moves[0].value} {what}, in the other run other numbers"
+    return f"on no side {what}: something between them computes, and the layout is a guess"
+
+
+def _moved_remedy(sides: list[Side]) -> str:
+    which = sides[0].value if len(sides) == 1 else "the side that is wrong"
+    return (
+        f"{which}: split with mint.chunk, ops.split or slices instead of mint.split, or "
+        f"--precision-debug-set remedies=[{SPLIT_BY_SLICES}] (MindSpore on CPU: 2.8.0 to 2.10.0 are wrong, "
+        "2.7.1 and 2.7.2 are right)"
+    )
