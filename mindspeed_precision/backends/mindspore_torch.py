@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
+import torch.distributed.distributed_c10d  # a shim imports it when asked to, and patches want it loaded
 from torch import nn
 
 from mindspeed_precision.backends.capture_base import AfterCall, BeforeCall, Handle, Update

@@ -57,6 +57,8 @@ def plain(value: object) -> Any:
         return [plain(item) for item in value]
     if type(value).__name__ in ("dtype", "device"):  # torch's
         return str(value).removeprefix("torch.")
+    if type(value).__module__ == "mindspore._c_expression.typing":  # 'Float32', or 'mindspore.float32'
+        return str(value).removeprefix("mindspore.").lower()
     name = getattr(value, "__qualname__", None)
     return f"{getattr(value, '__module__', '')}.{name}" if name else f"<{type(value).__qualname__}>"
 
@@ -83,13 +85,19 @@ def effective_configuration(chunks: list[Any], optimizer: Any) -> dict[str, dict
 
 
 def versions() -> dict[str, str]:
-    """Return the version of every loaded package that matters, read from the module itself."""
+    """Return the version of every loaded package that matters, read from the module itself.
+
+    An installed torch_npu is named also where it is not loaded: this run then computed on something else.
+    """
     found = {"python": platform.python_version()}
     for name in _MODULES:
         module = sys.modules.get(name)
         version = getattr(module, "__version__", None)
         if version is not None:
             found[name] = str(version)
+    npu = loaded_npu()
+    if npu.installed and not npu.loaded:
+        found["torch_npu"] = f"{npu.installed}, not loaded"
     return found
 
 
