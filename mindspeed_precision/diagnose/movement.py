@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from mindspeed_precision.dump.reader import RankRecords, Run
+from mindspeed_precision.record.fingerprint import MASK64, UNORDERED_KEY, mix64_int
 from mindspeed_precision.records import Phase, RecordKey, Role, TensorRecord
 
 _GRADIENTS = (
@@ -104,8 +105,7 @@ class _Update:
     @property
     def zero_gradient(self) -> bool:
         """Whether all that was recorded of the gradient is zero; True where nothing was recorded."""
-        known = [(record.digest.statistics, record.numel) for record in self.gradients]
-        return all(statistics is not None and statistics.zeros == numel for statistics, numel in known)
+        return all(_is_zero(record) for record in self.gradients)
 
     @property
     def gradient_norm(self) -> float | None:
@@ -129,6 +129,13 @@ class _Update:
         update = self.lr * (share if "beta1" in self.numbers else gradient)
         largest = max(abs(statistics.minimum), abs(statistics.maximum))
         return update < 2 * roundoff * largest
+
+
+def _is_zero(record: TensorRecord) -> bool:
+    """Tell whether a tensor is zero; without statistics by its fingerprint, which knows +0.0 alone."""
+    if record.digest.statistics is not None:
+        return record.digest.statistics.zeros == record.numel
+    return record.digest.unordered == record.numel * mix64_int(UNORDERED_KEY) & MASK64
 
 
 def _updates(rank: RankRecords, steps: frozenset[int]) -> Iterator[_Update]:

@@ -137,6 +137,7 @@ class FakeRun:
         frozen: parameters that are not trained.
         transposed: parameters ``[out, in]`` whose dW arrives as the transpose of what lies in memory.
         strides_ignored: gradients are added as they lie in memory, whatever their strides: a kernel's bug.
+        unwritten: parameters that the optimizer computes and never writes.
         dot_grad: gradients are accumulated as ``.grad``: the first microbatch's dW itself, then a new sum;
             else into a buffer of zeros.
         seed: of the initial parameters and the data.
@@ -156,6 +157,7 @@ class FakeRun:
     frozen: frozenset[str] = frozenset()
     transposed: frozenset[str] = frozenset()
     strides_ignored: bool = False
+    unwritten: frozenset[str] = frozenset()
     dot_grad: bool = False
     seed: int = 1
     megatron_args: Mapping[str, Any] = field(default_factory=dict)
@@ -395,7 +397,8 @@ class _Trainer:
         mean = first / f32(1 - given["beta1"] ** (step + 1))
         size = np.sqrt(second / f32(1 - given["beta2"] ** (step + 1))) + f32(given["eps"])
         kept = parameters[name] * f32(1 - given["lr"] * given["weight_decay"])
-        parameters[name] = see(Role.PARAM, kept - f32(given["lr"]) * mean / size)
+        updated = kept - f32(given["lr"]) * mean / size
+        parameters[name] = see(Role.PARAM, parameters[name] if name in run.unwritten else updated)
         moments[name] = (first, second)
 
 
