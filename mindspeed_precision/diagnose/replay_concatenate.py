@@ -17,21 +17,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mindspeed_precision.diagnose.facts import Facts
-from mindspeed_precision.diagnose.moved import Move, move_of
+from mindspeed_precision.diagnose.moved import MOST_PARTS, Move, move_of
 from mindspeed_precision.diagnose.recipes import gives_only, proves
 from mindspeed_precision.diagnose.storage import may_be_misread, read_ignoring_layout
 from mindspeed_precision.errors import ReplayError
 from mindspeed_precision.record.elements import to_numbers
 from mindspeed_precision.records import Finding, Layout, Origin, Replay, ReplayRecipe, Side
 
-MOST_PARTS, MOST_AXES = 4, 4
-"""Largest search: 24 orders, 24 permutations of axes, and a few numbers of blocks."""
+MOST_AXES = 4
+"""Largest search: 24 orders of 4 parts, 24 permutations of axes, and a few numbers of blocks."""
 
 _GLANCE = 16
 """Elements that are looked at before a whole recipe is tried."""
 
 Layouts = dict[str, Layout]
-"""Layout by slot of the parts that are read without regard to it."""
+"""Layout by name of the parts that are read without regard to it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class _Arrangement:
     Attributes:
         axes: permutation of every part's axes.
         blocks: number of outer blocks.
-        order: slots of the parts within a block.
+        order: names of the parts within a block.
     """
 
     axes: tuple[int, ...]
@@ -51,7 +51,7 @@ class _Arrangement:
 
 @dataclass(frozen=True, kw_only=True)
 class _Moved:
-    """One side: bits of what entered, by slot, with layouts, and of what left."""
+    """One side: bits of what entered, by name, with layouts, and of what left."""
 
     parts: Mapping[str, NDArray[Any]]
     layouts: Layouts
@@ -235,11 +235,11 @@ def _describe(side: _Moved, arrangement: _Arrangement, ignoring: Layouts) -> str
     permuted = [shape[axis] for axis in arrangement.axes]
     dim = next((d for d in range(len(shape)) if prod(permuted[:d]) == arrangement.blocks), None)
     moved = "" if list(arrangement.axes) == sorted(arrangement.axes) else f".permute{arrangement.axes}"
-    parts = [f"{slot or 'gradient'}{moved}" for slot in arrangement.order]
+    parts = [f"{slot}{moved}" for slot in arrangement.order]
     where = f"dim {dim}" if dim is not None else f"{arrangement.blocks} blocks"
     text = f"concatenate {', '.join(parts)} along {where}"
     if ignoring:
-        names = ", ".join(slot or "gradient" for slot in ignoring)
+        names = ", ".join(ignoring)
         text += f", strides ignored of {names} {' and '.join(sorted(set(map(_layout, ignoring.values()))))}"
     return text
 

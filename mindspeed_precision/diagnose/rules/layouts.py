@@ -31,7 +31,7 @@ def accumulate(facts: Facts) -> Iterable[Finding]:
     yield Finding(
         id="layout.noncontiguous_accumulate",
         severity=Severity.ERROR,
-        confidence=0.85 if one_side and _strided(odd[sides[0]]) else 0.6,
+        confidence=_accumulate_confidence(first, [odd[side] for side in sides]),
         title=f"main_grad of {first.key.fqn} gets another sum from the same dW: in {where} what is added "
         "does not lie densely in memory, and an addition that ignores strides reads other numbers",
         evidence=(
@@ -42,12 +42,26 @@ def accumulate(facts: Facts) -> Iterable[Finding]:
                 for side in sides
                 for name, layout in odd[side].items()
             ),
+            *_reordered(first),
             *concerns([origin for origin, _ in sums]),
         ),
         remedy=_accumulate_remedy(sides),
         where=first.key,
         explains=tuple(origin.key for origin, _ in sums),
     )
+
+
+def _accumulate_confidence(first: Origin, odd: list[dict[str, Layout]]) -> float:
+    if first.comparison.metrics.get("permutation"):
+        return 0.95
+    return 0.85 if len(odd) == 1 and _strided(odd[0]) else 0.6
+
+
+def _reordered(first: Origin) -> tuple[str, ...]:
+    """Say that both sums hold the same elements: every operand was misread in the same way."""
+    if not first.comparison.metrics.get("permutation"):
+        return ()
+    return ("both sums hold the same elements in another order: norm, minimum and maximum are equal",)
 
 
 def _accumulate_remedy(sides: list[Side]) -> str:
@@ -119,13 +133,13 @@ def _moved_finding(found: list[tuple[Origin, Move]]) -> Finding:
         id="layout.noncontiguous_grad",
         severity=Severity.ERROR,
         confidence=confidence if len(sides) == 1 else min(confidence, 0.7),
-        title=f"the gradients that {move.module} sends back agree, what reaches {first.key.fqn} does not: "
+        title=f"gradients that flow back ({move.names}) agree, what reaches {first.key.fqn} does not: "
         "the operation between them (the backward of a split or a chunk) moves numbers to wrong places",
         evidence=(
             _inputs(move),
             *reason(first),
             *(
-                f"grad_input {slot} {list(of_side(move.parts[slot], side).shape)} of {move.module}: "
+                f"{slot} {list(of_side(move.parts[slot], side).shape)}: "
                 f"{describe_layout(layout)} in the {side.value}"
                 for side in sides
                 for slot, layout in _odd_parts(move, side).items()
