@@ -23,12 +23,12 @@ def main(arguments: list[str]) -> None:
         arguments = arguments[2:]
     if not arguments or not Path(arguments[0]).is_file():
         sys.exit(USAGE if not arguments else f"{arguments[0]}: no such script; {USAGE}")
+    sys.path[0] = str(Path(arguments[0]).resolve().parent)  # where python itself would have put it
     try:
         mindtorch.install(except_pieces=left_out)
     except PrecisionError as error:
         sys.exit(str(error))
     sys.argv = arguments
-    sys.path[0] = str(Path(arguments[0]).resolve().parent)  # where python itself would have put it
     leave(_status_of(arguments[0]))
 
 

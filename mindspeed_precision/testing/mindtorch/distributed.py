@@ -7,6 +7,7 @@ not asked.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -132,8 +133,7 @@ def _reduced(tensor: Any, op: Any, group: Group, operations: Any) -> Any:
     torch = load("mindtorch")
     with torch.no_grad():
         if op == operations.SUM:
-            collectives = load("mindspore.communication.comm_func")
-            return collectives.all_reduce(tensor.contiguous(), group=group.name)[0]
+            return _primitive("AllReduce", group=group.name)(tensor.contiguous())
         parts = _gathered(tensor, group)
         choose = {operations.MAX: torch.maximum, operations.MIN: torch.minimum}.get(op)
         if choose is None:
@@ -146,10 +146,13 @@ def _reduced(tensor: Any, op: Any, group: Group, operations: Any) -> Any:
         return result
 
 
+@functools.cache
+def _primitive(name: str, **arguments: Any) -> Any:
+    return getattr(load("mindspore.ops"), name)(**arguments)
+
+
 def _gathered(tensor: Any, group: Group) -> list[Any]:
-    operations = load("mindspore.ops")
-    flat = tensor.contiguous().view(1, -1)
-    whole = operations.AllGather(group=group.name)(flat)
+    whole = _primitive("AllGather", group=group.name)(tensor.contiguous().view(1, -1))
     return [whole[rank].view(*tensor.shape) for rank in range(group.size())]
 
 
@@ -168,9 +171,8 @@ def broadcast(tensor: Any, src: int, group: Group | None = None, async_op: bool 
     """Give every rank of ``group`` the tensor of world rank ``src``, in place."""
     group = group or _world[0]
     if group.size() > 1:
-        operations = load("mindspore.ops")
-        root = group.ranks.index(src)
-        tensor.copy_(operations.Broadcast(root, group.name)((tensor.contiguous(),))[0])
+        broadcast_from = _primitive("Broadcast", root_rank=group.ranks.index(src), group=group.name)
+        tensor.copy_(broadcast_from((tensor.contiguous(),))[0])
     return Done() if async_op else None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from types import ModuleType
 from typing import Any
 
@@ -27,6 +28,23 @@ def _compute_cross_entropy_out_of_place(module: ModuleType) -> None:
     from mindspeed_precision.testing.mindtorch import cross_entropy  # torch has its name by now
 
     cross_entropy.replace(module)
+
+
+def _embed_out_of_place(module: Any) -> None:
+    embedding = module.VocabParallelEmbedding
+    original = embedding.forward
+
+    @functools.wraps(original)
+    def forward(self: Any, input_: Any) -> Any:
+        """Look up ``input_`` ``[b, s]``; what another rank has is 0 before the sum over the group."""
+        if self.tensor_model_parallel_size == 1 or self.reduce_scatter_embeddings:
+            return original(self, input_)
+        elsewhere = (input_ < self.vocab_start_index) | (input_ >= self.vocab_end_index)
+        own = (input_ - self.vocab_start_index).masked_fill(elsewhere, 0)
+        found = module.F.embedding(own, self.weight).masked_fill(elsewhere.unsqueeze(-1), 0.0)
+        return module.reduce_from_tensor_model_parallel_region(found)
+
+    embedding.forward = forward
 
 
 def _clip_out_of_place(module: Any) -> None:
@@ -71,6 +89,16 @@ PIECES = (
         apply=after_import(
             "megatron.core.tensor_parallel.cross_entropy", _compute_cross_entropy_out_of_place
         ),
+    ),
+    CompatPiece(
+        name="embedding_out_of_place",
+        mends=Mends.MINDTORCH,
+        changes=("megatron.core.tensor_parallel.layers:VocabParallelEmbedding.forward",),
+        why="Each rank zeroes, through a two-dimensional mask, the rows that another rank has. mindtorch takes "
+        "no such mask on a CPU. The same, out of place.",
+        error_without="NotImplementedError: Need rank 1 for bool index",
+        when="TP > 1",
+        apply=after_import("megatron.core.tensor_parallel.layers", _embed_out_of_place),
     ),
     CompatPiece(
         name="clip_out_of_place",

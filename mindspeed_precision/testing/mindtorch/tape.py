@@ -7,7 +7,6 @@ behind its own, and its ``backward`` does nothing.
 
 from __future__ import annotations
 
-import contextlib
 import types
 from collections.abc import Callable
 from typing import Any
@@ -139,11 +138,6 @@ def _run_the_native_tape() -> None:
     load("mindtorch.autograd.variable").Variable = tensor
 
 
-def _name_custom_functions() -> None:
-    autograd = load("mindtorch.autograd")
-    autograd.Function = load("mindspore.common._grad_function")._Function
-
-
 def _restore_native_hooks() -> None:
     tensor = _tensor_class()
     tensor.register_hook = tensor.__dict__.get(_KEPT_HOOK, tensor.register_hook)
@@ -157,14 +151,6 @@ def keep_native_methods() -> None:
     tensor = _tensor_class()
     setattr(tensor, _KEPT_HOOK, tensor.register_hook)
     tensor._mindspeed_precision_native_contiguous = tensor.contiguous
-
-
-def _provide_a_profiler() -> None:
-    def record_function(*_: Any, **__: Any) -> Any:
-        return contextlib.nullcontext()
-
-    autograd = load("mindtorch.autograd")
-    autograd.profiler = types.SimpleNamespace(record_function=record_function)
 
 
 PIECES = (
@@ -200,15 +186,6 @@ PIECES = (
         apply=_run_the_native_tape,
     ),
     CompatPiece(
-        name="custom_functions",
-        mends=Mends.MINDTORCH,
-        changes=("torch.autograd.Function",),
-        why="mindtorch's Function does not take part in the tape. MindSpore's own has torch's contract.",
-        error_without="AttributeError, or a linear without gradients",
-        when="every run",
-        apply=_name_custom_functions,
-    ),
-    CompatPiece(
         name="tensor_hooks",
         mends=Mends.MINDTORCH,
         changes=("Tensor.register_hook",),
@@ -216,16 +193,6 @@ PIECES = (
         error_without="silent: a hook that is never called",
         when="runs that are recorded",
         apply=_restore_native_hooks,
-        optional=True,
-    ),
-    CompatPiece(
-        name="profiler_ranges",
-        mends=Mends.MINDTORCH,
-        changes=("torch.autograd.profiler",),
-        why="megatron-core names torch.autograd.profiler; mindtorch has none. Ranges do nothing.",
-        error_without="AttributeError: profiler",
-        when="runs that name ranges",
-        apply=_provide_a_profiler,
         optional=True,
     ),
 )
