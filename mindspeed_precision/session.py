@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any
 
 from mindspeed_precision.backends.detect import TORCH, capture_backend, loaded_framework
+from mindspeed_precision.backends.npu import npu_module
 from mindspeed_precision.config import Settings, load_settings
 from mindspeed_precision.errors import ConfigError, PatchError
 from mindspeed_precision.patching.declare import Effect, load_declarations, select
@@ -253,6 +254,6 @@ def _device() -> str:
 
         return device()
     torch = sys.modules.get("torch")
-    if "torch_npu" in sys.modules:
+    if npu_module() is not None:
         return "npu"
     return "cuda" if torch is not None and torch.version.cuda and torch.cuda.is_available() else "cpu"

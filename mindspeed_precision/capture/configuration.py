@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Any
 
 from mindspeed_precision.backends.capture_base import CaptureBackend
+from mindspeed_precision.backends.npu import loaded_npu
 from mindspeed_precision.capture.optimizer import members
 from mindspeed_precision.records import RankCoordinates
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from mindspeed_precision.backends.npu import npu_module
 from mindspeed_precision.errors import ConfigError
 
 LARGEST_SEED = 2**32 - 1
@@ -64,9 +65,7 @@ def _seed_torch(torch: Any, seed: int) -> list[str]:
     if torch.cuda.is_available():
         torch.cuda.manual_seed_all(seed)
         seeded.append("cuda")
-    torch_npu = sys.modules.get("torch_npu")
-    npu = getattr(torch_npu, "npu", None)  # a failed import leaves a torch_npu without npu behind
-    if npu is not None:
+    if (npu := npu_module()) is not None:
         npu.manual_seed_all(seed)
         npu.manual_seed(seed)
         seeded.append("npu")

@@ -200,3 +200,29 @@ def test_what_trains_does_not_import_it_either(tmp_path):
     write_package(tmp_path, "import os\nos._exit(9)\n", autoload=True)
     ended = run(tmp_path, "-c", TRAINING, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
     assert ended.returncode == 0, ended.stderr
+
+
+IN_A_RUN = """
+import torch
+try:
+    import torch_npu
+except ImportError:
+    pass
+from mindspeed_precision.capture.configuration import versions
+from mindspeed_precision.session import _device
+print(_device(), versions().get("torch_npu"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (HEALTHY.format(available="True"), "npu 9.9"),
+        (HEALTHY.format(available="False"), "cpu 9.9"),
+        (FAILING.format(raising="raise ImportError('libhccl.so')"), "cpu 9.9, not loaded"),
+    ],
+)
+def test_a_run_computes_on_what_is_usable_and_records_what_is_installed(tmp_path, text, said):
+    write_package(tmp_path, text)
+    ended = run(tmp_path, "-c", IN_A_RUN)
+    assert ended.stdout.strip() == said, ended.stderr

@@ -22,6 +22,7 @@ FOUNDATION = {
     "config",
     "backends.base",
     "backends.capture_base",
+    "backends.npu",
     "record.elements",
     "record.fingerprint",
     "record.statistics",

@@ -129,11 +129,11 @@ def test_seeds_reproduce_torch():
 
 
 class FakeNpu:
-    """Stands in for ``torch_npu``: the hardware is absent; only the calls are checked."""
+    """Stands in for ``torch_npu`` and ``torch.npu``: the hardware is absent; only the calls are checked."""
 
-    def __init__(self):
+    def __init__(self, available=True):
         self.calls = []
-        self.npu = self
+        self.is_available = lambda: available
 
     def manual_seed_all(self, seed):
         self.calls.append(("manual_seed_all", seed))
@@ -147,9 +147,21 @@ def test_npu_is_seeded_on_every_card(monkeypatch):
     torch = pytest.importorskip("torch")
     fake = FakeNpu()
     monkeypatch.setitem(sys.modules, "torch_npu", fake)
+    monkeypatch.setattr(torch, "npu", fake, raising=False)
     with torch.random.fork_rng(devices=[]):
         assert "npu" in seeds.seed_everything(5)
     assert fake.calls == [("manual_seed_all", 5), ("manual_seed", 5)]
+
+
+@pytest.mark.torch
+def test_a_torch_npu_without_a_device_is_passed_over(monkeypatch):
+    torch = pytest.importorskip("torch")
+    fake = FakeNpu(available=False)
+    monkeypatch.setitem(sys.modules, "torch_npu", fake)
+    monkeypatch.setattr(torch, "npu", fake, raising=False)
+    with torch.random.fork_rng(devices=[]):
+        assert "npu" not in seeds.seed_everything(5)
+    assert fake.calls == []
 
 
 def test_a_torch_npu_whose_import_failed_is_passed_over(monkeypatch):
