@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from mindspeed_precision.testing.twin.defects import PROBES, Measurement
 from mindspeed_precision.testing.twin.settings import CHOICES, TwinSettings
 from mindspeed_precision.testing.twin.trainer import TwinStep, TwinTrainer
 
+LINEAR_PATCHES = Path(__file__).with_name("twin_linear.yaml")
 PROGRAM = "python -m mindspeed_precision.testing.twin"
 
 
@@ -33,6 +34,8 @@ def main(words: Sequence[str]) -> None:
     if arguments.save_weights:
         save_weights(arguments.save_weights, trainer.host_parameters())
     with _session(arguments, trainer) as session:
+        if session is not None:
+            trainer.forward_step = session.forward_step(trainer.forward_step)
         for _ in range(trainer.settings.steps):
             done = trainer.train_one_step()
             sys.stdout.write(log_line(done, trainer.settings) + "\n")
@@ -60,18 +63,26 @@ def probe_line(measured: Measurement) -> str:
     return f"MindSpore {measured.mindspore}: {measured.name}: {verdict}"
 
 
-def _session(arguments: argparse.Namespace, trainer: TwinTrainer) -> Any:
+@contextmanager
+def _session(arguments: argparse.Namespace, trainer: TwinTrainer) -> Iterator[Any]:
+    """Yield the Session that records the run, or None without ``--precision-debug-out``."""
     if arguments.precision_debug_out is None:
-        return nullcontext()
+        yield None
+        return
+    from mindspeed_precision.patching.declare import load_file
+    from mindspeed_precision.patching.session import PatchSession
     from mindspeed_precision.session import Session
 
-    return Session(
+    session = Session(
         model=trainer.model,
         optimizer=trainer.optimizer,
         config=arguments.precision_debug_config,
         overrides=arguments.precision_debug_set,
         out=arguments.precision_debug_out,
     )
+    with PatchSession(load_file(LINEAR_PATCHES)) as linears, session:
+        yield session
+        linears.require_healthy(at="first step")
 
 
 def _settings(arguments: argparse.Namespace) -> TwinSettings:

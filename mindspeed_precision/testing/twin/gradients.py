@@ -8,18 +8,24 @@ from typing import Any, Protocol
 
 import mindspore
 import numpy as np
-from mindspore import Parameter, Tensor
+from mindspore import Parameter, Tensor, _c_expression
 
 from mindspeed_precision.errors import ConfigError
 
-LossFunction = Callable[..., Tensor]
+try:  # its home since 2.9, where the old one warns
+    from mindspore.graph.api import _pynative_executor
+except ImportError:
+    from mindspore.common.api import _pynative_executor
+
+LossFunction = Callable[[], Tensor]
+"""Runs one microbatch forward and returns the scalar that is differentiated."""
 
 
 class Gradients(Protocol):
     """Gradients of a loss, added up over microbatches."""
 
-    def add(self, *batch: Tensor) -> Tensor:
-        """Run one microbatch forward and backward; return its loss."""
+    def add(self) -> None:
+        """Run one microbatch forward and backward."""
 
     def take(self) -> tuple[Tensor, ...]:
         """Return the sums, in the order of the parameters, and start anew."""
@@ -29,7 +35,7 @@ class ValueAndGrad:
     """``mindspore.value_and_grad``, and a sum made by the loop.
 
     Args:
-        loss: returns the scalar that is differentiated.
+        loss: runs one microbatch forward.
         parameters: what it is differentiated by.
     """
 
@@ -37,13 +43,12 @@ class ValueAndGrad:
         self._function = mindspore.value_and_grad(loss, None, list(parameters))
         self._sums: tuple[Tensor, ...] = ()
 
-    def add(self, *batch: Tensor) -> Tensor:
-        """Run one microbatch forward and backward; return its loss."""
-        loss, gradients = self._function(*batch)
+    def add(self) -> None:
+        """Run one microbatch forward and backward."""
+        _, gradients = self._function()
         if self._sums:
             gradients = tuple(old + new for old, new in zip(self._sums, gradients, strict=True))
         self._sums = gradients
-        return loss
 
     def take(self) -> tuple[Tensor, ...]:
         """Return the sums, in the order of the parameters, and start anew."""
@@ -55,7 +60,7 @@ class Tape:
     """MindSpore's own tape (from 2.7.1): it adds into ``Parameter._grad`` as torch does into ``.grad``.
 
     Args:
-        loss: returns the scalar that is differentiated.
+        loss: runs one microbatch forward.
         parameters: what it is differentiated by.
 
     Raises:
@@ -65,13 +70,14 @@ class Tape:
     def __init__(self, loss: LossFunction, parameters: Sequence[Parameter]) -> None:
         self._loss = loss
         self._parameters = parameters
-        self._run_backward = _tape_entry()
+        _require_tape()
 
-    def add(self, *batch: Tensor) -> Tensor:
-        """Run one microbatch forward and backward; return its loss."""
+    def add(self) -> None:
+        """Run one microbatch forward and backward."""
         with taping():
-            loss = self._loss(*batch)
-            self._run_backward(
+            loss = self._loss()
+            # looked up at each call: whoever debugs the run may wrap it
+            _c_expression.run_backward(
                 (loss,),
                 (Tensor(np.float32(1)),),
                 False,  # keep_graph
@@ -80,7 +86,6 @@ class Tape:
                 allow_unreachable=True,
                 accumulate_grad=True,
             )
-        return loss
 
     def take(self) -> tuple[Tensor, ...]:
         """Return the sums, in the order of the parameters, and start anew."""
@@ -93,8 +98,6 @@ class Tape:
 @contextmanager
 def taping() -> Any:
     """Record operations on the tape; any ``value_and_grad`` in between would end it."""
-    from mindspore.common.api import _pynative_executor
-
     _pynative_executor.set_grad_flag(True)
     try:
         yield
@@ -102,18 +105,15 @@ def taping() -> Any:
         _pynative_executor.set_grad_flag(False)
 
 
-def _tape_entry() -> Any:
-    try:
-        from mindspore._c_expression import run_backward
-    except ImportError as error:
+def _require_tape() -> None:
+    if not hasattr(_c_expression, "run_backward"):
         raise ConfigError(
             "this MindSpore has no tape",
             where="gradients",
             found=f"MindSpore {mindspore.__version__}",
             expected="2.7.1 or later",
             remedy="use value_and_grad",
-        ) from error
-    return run_backward
+        )
 
 
 WAYS: dict[str, Callable[[LossFunction, Sequence[Parameter]], Gradients]] = {

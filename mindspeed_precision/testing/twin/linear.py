@@ -33,10 +33,9 @@ class LinearWithGradAccumulationAndAsyncCommunication(_Function):
         grad_input = mint.matmul(grad_output, weight)
         flat_grad = grad_output.contiguous().reshape(-1, grad_output.shape[-1])
         flat_input = layer_input.contiguous().reshape(-1, layer_input.shape[-1])
+        grad_weight = mint.matmul(flat_grad.t(), flat_input)
         if ctx.transposed_wgrad:
-            grad_weight = mint.matmul(flat_input.t(), flat_grad).t()  # a view, stride (1, out)
-        else:
-            grad_weight = mint.matmul(flat_grad.t(), flat_input)
+            grad_weight = grad_weight.t().contiguous().t()  # the same bits, stride (1, out)
         grad_bias = mint.sum(flat_grad, dim=0) if ctx.use_bias else None
         return grad_input, grad_weight, grad_bias, None
 
@@ -50,7 +49,7 @@ class ColumnParallelLinear(nn.Cell):
         bias: whether there is one.
         skip_bias_add: return the bias beside an output without it.
         own_weight: False when every call is given the weight (an output layer tied to the embedding).
-        transposed_wgrad: return dW as a transposed view, values unchanged.
+        transposed_wgrad: return dW as a transposed view, bits unchanged.
     """
 
     def __init__(

@@ -33,7 +33,7 @@ class TwinSettings:
         split: how q, k and v are taken apart: ``mint.chunk``, or ``mint.split``, whose backward pass is
             wrong on the CPU in some releases (``defects.split_ignores_strides``).
         wgrad: layout of dW as the linears' backward pass returns it: ``contiguous``, as Megatron's product
-            gives it, or ``transposed``, the same values as a transposed view.
+            gives it, or ``transposed``, the same bits as a transposed view.
         bias_inside: linears add their bias themselves, as MindSpore's ``nn.Dense`` does, where Megatron
             returns it beside an output without it (``skip_bias_add``).
         gradients: ``tape``, which accumulates over microbatches, or ``value_and_grad``.

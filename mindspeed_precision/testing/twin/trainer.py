@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import mindspore
 import numpy as np
-from mindspore import Tensor, mint
+from mindspore import Tensor, dtype, mint
 
 from mindspeed_precision.testing.byte_samples import ByteSamples
 from mindspeed_precision.testing.initial_weights import Weights, initial_weights, load_weights
@@ -49,7 +51,7 @@ def prepare_mindspore() -> None:
 
 
 class TwinTrainer:
-    """Trains one twin.
+    """Trains one twin. The framework's, Python's and numpy's generators are seeded.
 
     Args:
         settings: the model and how it is trained.
@@ -57,6 +59,8 @@ class TwinTrainer:
     Attributes:
         model: the ``GPTModel``.
         optimizer: what ``settings.optimizer`` names.
+        forward_step: as Megatron's schedules call it, ``(data_iterator, model) -> (losses, loss_func)``;
+            replace it to see batches and losses.
         step: the next step, from 0.
 
     Raises:
@@ -65,15 +69,17 @@ class TwinTrainer:
 
     def __init__(self, settings: TwinSettings) -> None:
         prepare_mindspore()
+        mindspore.set_seed(settings.seed)
         self.settings = settings
         self.step = 0
+        self.forward_step: Callable[..., Any] = self._forward_step
         self.model = GPTModel(settings)
         self.model.set_train()
         self._load_weights()
         self.optimizer = build_optimizer(list(self.named_parameters().values()), settings)
-        self._gradients = WAYS[settings.gradients](self._loss, self.optimizer.parameters)
-        samples = settings.steps * settings.microbatches * settings.micro_batch_size
-        self._data = ByteSamples(seq_length=settings.seq_length, samples=samples, seed=settings.data_seed)
+        self._gradients = WAYS[settings.gradients](self._scaled_loss, self.optimizer.parameters)
+        self._data = self._batches()
+        self._reports: list[tuple[Tensor, Tensor]] = []
         length = settings.seq_length
         self._mask = Tensor(np.triu(np.ones((1, 1, length, length), dtype=np.bool_), 1))
 
@@ -84,10 +90,9 @@ class TwinTrainer:
     def train_one_step(self) -> TwinStep:
         """Run one step: forward and backward of all microbatches, clipping, optimizer."""
         settings = self.settings
-        losses = [
-            self._gradients.add(*self._batch(self.step * settings.microbatches + number))
-            for number in range(settings.microbatches)
-        ]
+        self._reports.clear()
+        for _ in range(settings.microbatches):
+            self._gradients.add()
         gradients = self._gradients.take()
         norm = _norm(gradients)
         if settings.clip:
@@ -95,8 +100,7 @@ class TwinTrainer:
         rate = learning_rate(settings, self.step)
         set_learning_rate(self.optimizer, rate)
         self.optimizer(gradients)
-        loss = float(sum(float(loss.asnumpy()) for loss in losses))  # each is divided by their number
-        done = TwinStep(step=self.step, loss=loss, grad_norm=norm, learning_rate=rate)
+        done = TwinStep(step=self.step, loss=self._mean_loss(), grad_norm=norm, learning_rate=rate)
         self.step += 1
         return done
 
@@ -117,16 +121,42 @@ class TwinTrainer:
         for name, parameter in parameters.items():
             parameter.set_data(Tensor(weights[name]))
 
-    def _batch(self, number: int) -> tuple[Tensor, ...]:
-        batch = self._data.microbatch(number, self.settings.micro_batch_size)
-        return tuple(Tensor(batch[key]) for key in ("tokens", "position_ids", "labels", "loss_mask"))
+    def _batches(self) -> Iterator[dict[str, Tensor]]:
+        """Yield the microbatches in the order of Megatron's sequential sampler, ``[b, s]`` each."""
+        settings = self.settings
+        count = settings.steps * settings.microbatches
+        data = ByteSamples(
+            seq_length=settings.seq_length,
+            samples=count * settings.micro_batch_size,
+            seed=settings.data_seed,
+        )
+        for number in range(count):
+            arrays = data.microbatch(number, settings.micro_batch_size)
+            yield {key: Tensor(array) for key, array in arrays.items()}
 
-    def _loss(self, tokens: Tensor, position_ids: Tensor, labels: Tensor, loss_mask: Tensor) -> Tensor:
-        """Return the microbatch's share of the step's loss: its mean over the tokens that count."""
-        losses = self.model(tokens, position_ids, self._mask, labels=labels)
-        counted = loss_mask.reshape(-1)
-        loss = mint.sum(losses.reshape(-1) * counted) / mint.sum(counted)
-        return loss / self.settings.microbatches
+    def _forward_step(self, data_iterator: Any, model: Any) -> tuple[Tensor, Callable[..., Any]]:
+        batch = next(data_iterator)
+        losses = model(batch["tokens"], batch["position_ids"], self._mask, labels=batch["labels"])
+        return losses, partial(_loss_func, batch["loss_mask"])
+
+    def _scaled_loss(self) -> Tensor:
+        """Run one microbatch forward; return its share of the step's loss, which is differentiated."""
+        losses, loss_func = self.forward_step(self._data, self.model)
+        loss, tokens, report = loss_func(losses)
+        self._reports.append(report["lm loss"])
+        return loss / tokens / self.settings.microbatches
+
+    def _mean_loss(self) -> float:
+        """Return the step's loss per token, as the log prints it."""
+        totals = np.array([[float(part.asnumpy()) for part in report] for report in self._reports])
+        return float(totals[:, 0].sum() / totals[:, 1].sum())
+
+
+def _loss_func(loss_mask: Tensor, losses: Tensor) -> tuple[Tensor, Tensor, dict[str, tuple[Tensor, Tensor]]]:
+    """Return the loss summed over the tokens that count, their number, and both for the log."""
+    counted = loss_mask.reshape(-1)
+    loss, tokens = mint.sum(losses.reshape(-1) * counted), mint.sum(counted)
+    return loss, tokens.astype(dtype.int32), {"lm loss": (loss, tokens)}
 
 
 def _norm(gradients: tuple[Tensor, ...]) -> float:
