@@ -1,7 +1,7 @@
 """What observers need of native MindSpore: cells, parameters, optimizers that are called with gradients.
 
 PyNative mode, with ``value_and_grad`` or with the tape. Under ``value_and_grad`` gradients are never
-accumulated in a parameter: what the optimizer is called with is what was reduced and clipped.
+accumulated in a parameter: they are seen when the optimizer is called with them, clipped already.
 """
 
 from __future__ import annotations
@@ -42,10 +42,6 @@ class MindSporeCapture(MindSporeTape):
     def is_parameter(self, value: object) -> bool:
         """Tell whether it is a ``Parameter``."""
         return isinstance(value, Parameter)
-
-    def gradient(self, parameter: Parameter) -> Any:
-        """Return what the optimizer was called with, else what the tape accumulates."""
-        return self._applied.get(id(parameter), super().gradient(parameter))
 
     def is_module(self, value: object) -> bool:
         """Tell whether it is an ``nn.Cell``."""

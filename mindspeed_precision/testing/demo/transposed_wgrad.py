@@ -1,10 +1,10 @@
-"""Megatron's parallel linear with a dW of the same values in another layout: ``[out, in]`` of strides (1, out).
+"""Megatron's parallel linear with a dW of the same values in another layout: a transposed view.
 
 Run as a script, ``transposed_wgrad.py SCRIPT ARGS…`` runs SCRIPT with it. The one difference to Megatron's own
-backward is the order of the product::
+backward is how dW lies in memory::
 
-    Megatron            dW = grad_output.t() @ input         contiguous
-    here                dW = (input.t() @ grad_output).t()   a transposed view
+    Megatron            dW                          strides (in, 1)
+    here                dW.t().contiguous().t()     a transposed view, bit for bit the same
 
 Both are right. What adds it to ``.grad`` without minding strides is not: MindSpore 2.7.1 to 2.10.0 on a CPU.
 """
@@ -27,10 +27,7 @@ def transposed(backward: Any) -> Any:
         grad_input, grad_weight, *others = backward(ctx, grad_output)
         if grad_weight is None or ctx.gradient_accumulation_fusion or ctx.sequence_parallel:
             return (grad_input, grad_weight, *others)
-        layer_input = ctx.saved_tensors[0]
-        flat_input = layer_input.reshape(-1, layer_input.shape[-1])
-        flat_grad = grad_output.reshape(-1, grad_output.shape[-1])
-        return (grad_input, flat_input.t().matmul(flat_grad).t(), *others)
+        return (grad_input, grad_weight.t().contiguous().t(), *others)
 
     return backward_with_view
 
