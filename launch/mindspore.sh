@@ -9,9 +9,13 @@ if [[ $# -eq 0 ]]; then
 usage: launch/mindspore.sh SCRIPT.py [ARGUMENT...]
   starts SCRIPT.py through msrun; add --ai-framework mindspore --precision-debug to its arguments to record the run
   environment: NPROC (8) processes per node, NNODES (1), NODE_RANK (0), MASTER_ADDR (127.0.0.1), MASTER_PORT (6000),
-               MSRUN_LOG_DIR (msrun_log)
+               MSRUN_LOG_DIR (msrun_log); MSP_DEVICE=cpu hands over to launch/mindspore_cpu.sh
 USAGE
   exit 2
+fi
+
+if [[ "${MSP_DEVICE:-npu}" == cpu ]]; then
+  exec "$(dirname "${BASH_SOURCE[0]}")/mindspore_cpu.sh" "$@"
 fi
 
 export PYTHONHASHSEED="${PYTHONHASHSEED:-1234}"

@@ -15,15 +15,24 @@ from mindspeed_precision.determinism.environment import ENVIRONMENT, RECORDED, S
 from mindspeed_precision.determinism.progress import Deadline, Progress
 
 LAUNCH = Path(__file__).parents[2] / "launch"
-DEVICE = {"torch_npu.sh": "npu", "mindspore.sh": "npu", "gpu.sh": "cuda", "cpu.sh": "cpu", "demo.sh": "cpu"}
+DEVICE = {
+    "torch_npu.sh": "npu",
+    "mindspore.sh": "npu",
+    "gpu.sh": "cuda",
+    "cpu.sh": "cpu",
+    "mindspore_cpu.sh": "cpu",
+    "demo.sh": "cpu",
+}
 STARTER = {
     "torch_npu.sh": "torchrun",
     "mindspore.sh": "msrun",
     "gpu.sh": "torchrun",
     "cpu.sh": "torchrun",
+    "mindspore_cpu.sh": "python3",
     "demo.sh": "python3",
     "compare.sh": "python3",
 }
+LAYER = LAUNCH.parent / "mindspeed_precision" / "testing" / "mindtorch" / "__main__.py"
 SCRIPTS = sorted(path.name for path in LAUNCH.iterdir())
 EVERYTHING_PASSED = dict.fromkeys(Deadline, "over")
 EXPORT = re.compile(r'^export (\w+)=(?:"\$\{(\w+):-(.*)\}"|(\S+))(?: #.*)?$', re.MULTILINE)
@@ -138,6 +147,14 @@ def test_the_user_may_choose_among_what_is_as_good(run):
             {"NPROC": "2"},
             "torchrun --standalone --nproc-per-node 2 -m mindspeed_precision.testing.cpu",
         ),
+        ("mindspore_cpu.sh", {}, "python3 -m mindspeed_precision.testing.mindtorch"),
+        ("mindspore.sh", {"MSP_DEVICE": "cpu"}, "python3 -m mindspeed_precision.testing.mindtorch"),
+        (
+            "mindspore_cpu.sh",
+            {"NPROC": "2", "MSRUN_LOG_DIR": "logs"},
+            "msrun --worker_num 2 --local_worker_num 2 --master_addr 127.0.0.1 --master_port 8118 "
+            f"--log_dir logs --join=True {LAYER}",
+        ),
         ("compare.sh", {}, "python3 -m mindspeed_precision compare"),
         ("demo.sh", {}, "python3 -m mindspeed_precision demo"),
     ],
@@ -146,3 +163,12 @@ def test_arguments_are_handed_over_untouched(run, script, environment, argv):
     passed = ["a script.py", "--data", "with  two blanks", "--flag=$HOME"]
     _, found = run(script, *passed, **environment)
     assert found == [*argv.split(), *passed]
+
+
+def test_msrun_finds_the_interpreter_and_the_package(run, tmp_path):
+    """Both are found on the PATH and on PYTHONPATH by the workers that msrun starts."""
+    environment, _ = run(
+        "mindspore_cpu.sh", "x.py", NPROC="2", PYTHON=str(tmp_path / "python3"), PYTHONPATH="mine"
+    )
+    assert environment["PATH"].startswith(f"{tmp_path}:")
+    assert environment["PYTHONPATH"] == f"{LAUNCH.parent}:mine"

@@ -94,7 +94,8 @@ PIECES = (
         name="embedding_out_of_place",
         mends=Mends.MINDTORCH,
         changes=("megatron.core.tensor_parallel.layers:VocabParallelEmbedding.forward",),
-        why="Each rank zeroes, through a two-dimensional mask, the rows that another rank has. mindtorch takes "
+        why="Each rank zeroes, through a two-dimensional mask, the rows that another rank has. mindtorch "
+        "takes "
         "no such mask on a CPU. The same, out of place.",
         error_without="NotImplementedError: Need rank 1 for bool index",
         when="TP > 1",
