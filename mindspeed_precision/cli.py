@@ -12,7 +12,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from mindspeed_precision.compare.policy import DEFAULT_POLICY
 from mindspeed_precision.errors import PrecisionError
 
 PROGRAM = "mindspeed-precision"
@@ -31,7 +30,16 @@ def build_parser() -> argparse.ArgumentParser:
     compare.add_argument("baseline", metavar="BASELINE", help="run directory to agree with")
     compare.add_argument("candidate", metavar="CANDIDATE", help="run directory to examine")
     compare.add_argument(
-        "--policy", default=DEFAULT_POLICY, help="what counts as aligned: a name or a YAML file (%(default)s)"
+        "--policy",
+        help="what counts as aligned: a name or a YAML file (exact; cross_framework for runs of different "
+        "frameworks)",
+    )
+    compare.add_argument(
+        "--mapping",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="names and conventions that differ between the runs (docs/mapping.md); may be repeated",
     )
     compare.add_argument(
         "--out", metavar="DIR", help="where to write the report (`compare` beside CANDIDATE)"
@@ -103,7 +111,11 @@ def _compare(arguments: argparse.Namespace) -> int:
     from mindspeed_precision.report.verdict_json import verdict_text
 
     diagnosis = compare_runs(
-        arguments.baseline, arguments.candidate, policy=arguments.policy, replay=not arguments.no_replay
+        arguments.baseline,
+        arguments.candidate,
+        policy=arguments.policy,
+        mapping=arguments.mapping,
+        replay=not arguments.no_replay,
     )
     out = arguments.out or Path(arguments.candidate).absolute().parent / "compare"
     files = write_files(diagnosis, out)

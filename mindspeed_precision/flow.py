@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from mindspeed_precision.align import align
-from mindspeed_precision.compare import DEFAULT_POLICY, Policy, load_policy
+from mindspeed_precision.align import Mapping, align, load_mapping
+from mindspeed_precision.compare import Policy, default_policy, load_policy
 from mindspeed_precision.diagnose import conclude, find_causes, gather_facts, prove_by_replay
 from mindspeed_precision.dump.reader import Run, load_run
 from mindspeed_precision.records import Diagnosis
@@ -15,7 +16,8 @@ def compare_runs(
     baseline: str | Path | Run,
     candidate: str | Path | Run,
     *,
-    policy: str | Policy = DEFAULT_POLICY,
+    policy: str | Policy | None = None,
+    mapping: Sequence[str | Path | Mapping] = (),
     replay: bool = True,
 ) -> Diagnosis:
     """Compare two runs, and say where and why they first differ.
@@ -23,7 +25,9 @@ def compare_runs(
     Args:
         baseline: run directory, or a run that was loaded; the one to agree with.
         candidate: the same, of the run that is examined.
-        policy: what counts as aligned; a name (``exact``), a YAML file, or a loaded policy.
+        policy: what counts as aligned; a name (``exact``), a YAML file, or a loaded policy. None: ``exact``
+            for two runs of one framework, ``cross_framework`` for runs of different ones.
+        mapping: mapping files for what the runs name differently, or loaded ones; applied in order.
         replay: recompute a divergent dW from its captured operands, where torch is installed.
 
     Returns:
@@ -32,12 +36,16 @@ def compare_runs(
     Raises:
         DumpError: a run cannot be read.
         IncomparableError: the runs do not answer the same question.
-        ConfigError: there is no such policy.
+        ConfigError: there is no such policy, or a mapping file is none.
     """
-    chosen = policy if isinstance(policy, Policy) else load_policy(policy)
+    maps = [one if isinstance(one, Mapping) else load_mapping(one) for one in mapping]
     one = baseline if isinstance(baseline, Run) else load_run(baseline)
     two = candidate if isinstance(candidate, Run) else load_run(candidate)
-    facts = gather_facts(one, two, align(one, two), policy=chosen)
+    if policy is None:
+        policy = default_policy(one.framework, two.framework)
+    chosen = policy if isinstance(policy, Policy) else load_policy(policy)
+    aligned = align(one, two, maps)
+    facts = gather_facts(aligned.baseline, aligned.candidate, aligned, policy=chosen)
     findings = find_causes(facts)
     if replay:
         findings = prove_by_replay(facts, findings)

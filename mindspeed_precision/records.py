@@ -289,25 +289,53 @@ class Verdict(str, Enum):
     MISSING = "missing"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pair:
-    """The same record of both runs."""
-
-    rank: int
-    baseline: TensorRecord
-    candidate: TensorRecord
-
-    @property
-    def key(self) -> RecordKey:
-        """Identity that both sides share."""
-        return self.candidate.key
-
-
 class Side(str, Enum):
     """Which run."""
 
     BASELINE = "baseline"
     CANDIDATE = "candidate"
+
+    @property
+    def other(self) -> Side:
+        """The other run."""
+        return Side.CANDIDATE if self is Side.BASELINE else Side.BASELINE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Addend:
+    """What one side's record lacks by convention (a module's output without its bias), from a mapping file.
+
+    Attributes:
+        side: the run whose record lacks it.
+        record: the record to add, along the last dimension; None: that run did not record it.
+        reason: the convention, in one phrase.
+    """
+
+    side: Side
+    record: TensorRecord | None
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """The same record of both runs.
+
+    Attributes:
+        rank: the rank of both.
+        baseline: of the run to agree with.
+        candidate: of the run that is examined.
+        addend: what must be added to one side before the two are the same number; None: nothing.
+    """
+
+    rank: int
+    baseline: TensorRecord
+    candidate: TensorRecord
+    addend: Addend | None = None
+
+    @property
+    def key(self) -> RecordKey:
+        """Identity that both sides share."""
+        return self.candidate.key
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -355,6 +383,14 @@ class Comparison:
     def key(self) -> RecordKey:
         """Identity of what was compared."""
         return self.pair.key
+
+    @property
+    def excused(self) -> bool:
+        """Whether the pair cannot be compared because of a convention that a mapping file names."""
+        pair = self.pair
+        if not isinstance(pair, Pair) or pair.addend is None or self.verdict is not Verdict.INCOMPARABLE:
+            return False
+        return (pair.baseline.shape, pair.baseline.dtype) == (pair.candidate.shape, pair.candidate.dtype)
 
 
 class Severity(str, Enum):

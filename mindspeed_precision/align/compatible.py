@@ -11,6 +11,26 @@ from mindspeed_precision.records import INIT_STEP, ParameterDeclaration
 _SHOWN = 3
 
 
+def different_frameworks(baseline: Run, candidate: Run) -> bool:
+    """Tell whether two frameworks computed the runs; runs whose manifests do not say are taken for alike."""
+    return bool(baseline.framework and candidate.framework) and baseline.framework != candidate.framework
+
+
+def foreign_notes(baseline: Run, candidate: Run) -> list[str]:
+    """Say what is not compared between runs of different frameworks."""
+    if not different_frameworks(baseline, candidate):
+        return []
+    return [
+        f"{_framework(baseline)} in the baseline, {_framework(candidate)} in the candidate: versions, and "
+        "switches and environment variables of one framework alone, are not compared"
+    ]
+
+
+def _framework(run: Run) -> str:
+    found = run.manifest["framework"]
+    return f"{found['name']} {found.get('version', '')}".strip()
+
+
 def require_same_layout(baseline: Run, candidate: Run) -> None:
     """Require equal parallel sizes.
 

@@ -10,12 +10,16 @@ from dataclasses import dataclass
 from mindspeed_precision.align.compatible import (
     common_ranks,
     common_steps,
+    different_frameworks,
+    foreign_notes,
     require_same_layout,
     require_same_model,
 )
+from mindspeed_precision.align.conventions import with_conventions
+from mindspeed_precision.align.mapping import Drop, Mapping, renamed
 from mindspeed_precision.align.start import common_start, initial
 from mindspeed_precision.dump.reader import RankRecords, Run
-from mindspeed_precision.records import Pair, RecordKey, Side, TensorRecord, Unmatched
+from mindspeed_precision.records import Pair, RecordKey, Role, Side, TensorRecord, Unmatched
 
 CLOSEST = 3
 """How many candidates an unmatched record is shown with."""
@@ -29,6 +33,8 @@ class Alignment:
     """What belongs together.
 
     Attributes:
+        baseline: the run to agree with, under the names that were aligned.
+        candidate: the run that is examined, likewise.
         ranks: compared ranks, ascending.
         steps: compared training steps, ascending.
         pairs: by rank, then in the baseline's execution order.
@@ -36,6 +42,8 @@ class Alignment:
         notes: what was left out, and why.
     """
 
+    baseline: Run
+    candidate: Run
     ranks: tuple[int, ...]
     steps: tuple[int, ...]
     pairs: tuple[Pair, ...]
@@ -43,46 +51,105 @@ class Alignment:
     notes: tuple[str, ...]
 
 
-def align(baseline: Run, candidate: Run) -> Alignment:
+def align(baseline: Run, candidate: Run, mappings: Sequence[Mapping] = ()) -> Alignment:
     """Pair the records of two runs.
 
     Only steps that are whole on all ranks of both runs are compared. Records of recomputed activations that
     one run alone has are no loss: recomputation is a setting. The runs may keep different levels of detail.
+    The random states of two frameworks are of different generators and are not paired.
+
+    Args:
+        baseline: a run.
+        candidate: another.
+        mappings: names and conventions that differ.
 
     Raises:
         IncomparableError: the parallel layouts or the models differ, or no rank or step is common.
+        ConfigError: a mapping speaks of neither run, or gives two records one name.
     """
+    of_side: dict[Side, list[Mapping]] = {side: [] for side in Side}
+    for mapping in mappings:
+        of_side[mapping.side_of(baseline, candidate)].append(mapping)
+    baseline, notes = renamed(baseline, of_side[Side.BASELINE], Side.BASELINE)
+    candidate, candidate_notes = renamed(candidate, of_side[Side.CANDIDATE], Side.CANDIDATE)
     require_same_layout(baseline, candidate)
-    ranks, notes = common_ranks(baseline, candidate)
+    ranks, rank_notes = common_ranks(baseline, candidate)
     require_same_model(baseline, candidate, ranks)
     steps, step_notes = common_steps(baseline, candidate, ranks)
     start = common_start(baseline, candidate, ranks)
+    foreign = different_frameworks(baseline, candidate)
     pairs: list[Pair] = []
     unmatched: list[Unmatched] = []
-    recomputed: Counter[Side] = Counter()
+    left = _LeftOut()
     for rank in ranks:
-        notes += _repeated(baseline.ranks[rank], candidate.ranks[rank])
-        one = _by_key(baseline.ranks[rank], steps, start.baseline)
-        two = _by_key(candidate.ranks[rank], steps, start.candidate)
-        pairs += _pairs(rank, one, two)
+        rank_notes += _repeated(baseline.ranks[rank], candidate.ranks[rank])
+        one = left.without_random(_by_key(baseline.ranks[rank], steps, start.baseline), foreign)
+        two = left.without_random(_by_key(candidate.ranks[rank], steps, start.candidate), foreign)
+        pairs += with_conventions(_pairs(rank, one, two), of_side, {Side.BASELINE: one, Side.CANDIDATE: two})
         for side, mine, other in ((Side.BASELINE, one, two), (Side.CANDIDATE, two, one)):
             alone = [record for key, record in mine.items() if key not in other]
-            recomputed[side] += sum(record.key.recomputed for record in alone)
-            rest = [record for record in alone if not record.key.recomputed]
+            rest = left.expected(side, alone, of_side[side])
             unmatched += _unmatched(side, rank, rest, other)
-    notes += [*step_notes, *filter(None, [start.note])]
-    notes += [
-        f"only the {side.value} recomputes activations: {count} recomputed records not compared"
-        for side, count in recomputed.items()
-        if count
-    ]
+    notes += [*candidate_notes, *foreign_notes(baseline, candidate), *rank_notes, *step_notes]
     return Alignment(
+        baseline=baseline,
+        candidate=candidate,
         ranks=tuple(ranks),
         steps=tuple(steps),
         pairs=tuple(pairs),
         unmatched=tuple(unmatched),
-        notes=tuple(notes),
+        notes=(*notes, *filter(None, [start.note]), *left.notes(of_side)),
     )
+
+
+class _LeftOut:
+    """Records that are not paired and are no loss, counted."""
+
+    def __init__(self) -> None:
+        self._recomputed: Counter[Side] = Counter()
+        self._dropped: Counter[Drop] = Counter()
+        self._random = 0
+
+    def without_random(
+        self, records: dict[RecordKey, TensorRecord], foreign: bool
+    ) -> dict[RecordKey, TensorRecord]:
+        """Leave out random states of different generators."""
+        kept = {key: r for key, r in records.items() if not (foreign and key.role is Role.RNG)}
+        self._random += len(records) - len(kept)
+        return kept
+
+    def expected(
+        self, side: Side, alone: Iterable[TensorRecord], mappings: Sequence[Mapping]
+    ) -> list[TensorRecord]:
+        """Return the records without a partner that nothing accounts for."""
+        drops = [drop for mapping in mappings for drop in mapping.drop]
+        rest = []
+        for record in alone:
+            drop = next((drop for drop in drops if drop.applies(record.key)), None)
+            if record.key.recomputed:
+                self._recomputed[side] += 1
+            elif drop is not None:
+                self._dropped[drop] += 1
+            else:
+                rest.append(record)
+        return rest
+
+    def notes(self, mappings: dict[Side, list[Mapping]]) -> list[str]:
+        """Say what was left out, and which drops found nothing to drop."""
+        notes = [
+            f"only the {side.value} recomputes activations: {count} recomputed records not compared"
+            for side, count in self._recomputed.items()
+            if count
+        ]
+        if self._random:
+            notes.append(f"{self._random} random states of different generators not compared")
+        for side, of_side in mappings.items():
+            for mapping, drop in ((one, drop) for one in of_side for drop in one.drop):
+                count = self._dropped[drop]
+                what = f"{drop.fqn} {drop.role}" if drop.role != "*" else drop.fqn
+                dropped = f"{count} record{'' if count == 1 else 's'} of the {side.value} dropped ({what})"
+                notes.append(f"{mapping.where}: {dropped}: {drop.reason}")
+        return notes
 
 
 def _by_key(rank: RankRecords, steps: Sequence[int], start: int | None) -> dict[RecordKey, TensorRecord]:

@@ -2,7 +2,25 @@
 
 from __future__ import annotations
 
-from mindspeed_precision.compare.policy import DEFAULT_POLICY, Policy, load_policy, policy_names
+from mindspeed_precision.compare.context import Context, make_context
+from mindspeed_precision.compare.policy import (
+    CROSS_POLICY,
+    DEFAULT_POLICY,
+    Policy,
+    default_policy,
+    load_policy,
+    policy_names,
+)
 from mindspeed_precision.compare.verdict import compare_pair
 
-__all__ = ["DEFAULT_POLICY", "Policy", "compare_pair", "load_policy", "policy_names"]
+__all__ = [
+    "CROSS_POLICY",
+    "DEFAULT_POLICY",
+    "Context",
+    "Policy",
+    "compare_pair",
+    "default_policy",
+    "load_policy",
+    "make_context",
+    "policy_names",
+]

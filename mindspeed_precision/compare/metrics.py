@@ -40,9 +40,10 @@ def record_metrics(baseline: TensorRecord, candidate: TensorRecord) -> Metrics:
 
     Returns:
         ``bitwise``; ``permutation`` where the elements are the same in another order; with statistics on both
-        sides also ``norm_change`` (relative to the baseline), ``norm_ratio``, and the ``*_baseline`` and
-        ``*_candidate`` counts of NaN, Inf and zero where they differ. Nothing that only elements could tell,
-        except for a single number, whose value the index holds.
+        sides also ``norm_change`` (relative to the baseline), ``norm_ratio``, ``extreme_change`` (change of
+        minimum or maximum, whichever is larger, relative to the largest magnitude), and the ``*_baseline``
+        and ``*_candidate`` counts of NaN, Inf and zero where they differ. Nothing that only elements could
+        tell, except for a single number, whose value the index holds.
     """
     bitwise = baseline.digest.fingerprint == candidate.digest.fingerprint
     metrics: Metrics = {"bitwise": bitwise}
@@ -68,6 +69,8 @@ def _number_metrics(one: float, two: float) -> Metrics:
         "mean_abs_err": error,
         "max_rel_err": _relative(error, abs(one)),
         "rel_frobenius": _relative(error, abs(one)),
+        "max_ratio": _relative(error, abs(one)),
+        "worst_rows_ratio": _relative(error, abs(one)),
     }
     if one and two:
         metrics["cosine"] = math.copysign(1.0, one * two)
@@ -80,6 +83,9 @@ def _statistics_metrics(baseline: Statistics, candidate: Statistics) -> Metrics:
         "norm_change": _relative(abs(candidate.l2_norm - baseline.l2_norm), baseline.l2_norm),
         "norm_ratio": candidate.l2_norm / baseline.l2_norm if baseline.l2_norm else math.inf,
     }
+    moved = max(abs(candidate.minimum - baseline.minimum), abs(candidate.maximum - baseline.maximum))
+    if math.isfinite(moved):
+        metrics["extreme_change"] = _relative(moved, max(abs(baseline.minimum), abs(baseline.maximum)))
     for name in ("nans", "infs", "zeros"):
         one, two = getattr(baseline, name), getattr(candidate, name)
         if one != two:
@@ -91,7 +97,7 @@ def element_metrics(baseline: HostTensor, candidate: HostTensor) -> Metrics:
     """Compare two payloads element by element, in float64.
 
     Elements that are not finite on both sides count as ``mismatched`` (unless the bits agree) and stay out of
-    the errors.
+    the errors; ``nonfinite_differ`` counts those that are not the same NaN or infinity on both sides.
 
     Args:
         baseline: ``[...]``.
@@ -99,9 +105,12 @@ def element_metrics(baseline: HostTensor, candidate: HostTensor) -> Metrics:
 
     Returns:
         ``mismatched`` (elements whose bits differ), ``elements``, ``max_abs_err``, ``mean_abs_err``,
-        ``max_rel_err``, ``max_ulp`` (16 and 32 bit floats), ``rel_frobenius`` (‖b − a‖ / ‖a‖), ``cosine``,
+        ``max_rel_err``, ``max_ulp`` (16 and 32 bit floats), ``rel_frobenius`` (‖b − a‖ / ‖a‖), ``max_ratio``
+        (max |b − a| / max |a|), ``cosine``,
         ``scale`` (α = ⟨a, b⟩ / ⟨a, a⟩), ``scale_residual`` (‖b − αa‖ / ‖b‖), ``worst_rows_rel_err`` with
-        ``worst_rows_first`` and ``worst_rows_count`` (largest relative Frobenius error of a block of rows).
+        ``worst_rows_first`` and ``worst_rows_count`` (largest relative Frobenius error of a block of rows),
+        ``worst_rows_ratio`` (the same, but a block smaller than the tensor's rms block counts as the rms
+        block: a few wrong rows show, a few rows that are next to nothing do not).
 
     Raises:
         IncomparableError: shapes or dtypes differ.
@@ -120,6 +129,8 @@ def element_metrics(baseline: HostTensor, candidate: HostTensor) -> Metrics:
     finite = np.isfinite(a) & np.isfinite(b)
     if not finite.all():
         metrics["nonfinite"] = int(a.size - np.count_nonzero(finite))
+        same = (a == b) | (np.isnan(a) & np.isnan(b))
+        metrics["nonfinite_differ"] = int(np.count_nonzero(~finite & ~same))
         a, b = np.where(finite, a, 0.0), np.where(finite, b, 0.0)
     metrics |= _error_metrics(a, b)
     if baseline.dtype in ("float16", "bfloat16", "float32") and a.size:
@@ -140,6 +151,7 @@ def _error_metrics(a: NDArray[np.float64], b: NDArray[np.float64]) -> Metrics:
         "mean_abs_err": float(error.mean()),
         "max_rel_err": float(relative.max()),
         "rel_frobenius": _relative(float(np.linalg.norm((b - a).ravel())), math.sqrt(aa)),
+        "max_ratio": _relative(float(error.max()), float(np.abs(a).max())),
     }
     if aa > 0 and bb > 0:
         scale = ab / aa
@@ -151,8 +163,10 @@ def _error_metrics(a: NDArray[np.float64], b: NDArray[np.float64]) -> Metrics:
 
 def _row_metrics(a: NDArray[np.float64], b: NDArray[np.float64]) -> Metrics:
     """Return the worst block of rows; leading dimensions are folded into rows."""
-    if a.ndim < 2 or a.size == 0:
+    if a.size == 0:
         return {}
+    if a.ndim < 2:
+        return {"worst_rows_ratio": _relative(float(np.linalg.norm(b - a)), float(np.linalg.norm(a)))}
     rows_a, rows_b = a.reshape(-1, a.shape[-1]), b.reshape(-1, b.shape[-1])
     starts = np.unique(np.linspace(0, len(rows_a), ROW_BLOCKS, endpoint=False).astype(int))
     error = np.add.reduceat(((rows_b - rows_a) ** 2).sum(axis=1), starts)
@@ -161,7 +175,10 @@ def _row_metrics(a: NDArray[np.float64], b: NDArray[np.float64]) -> Metrics:
         relative = np.where(error == 0, 0.0, np.sqrt(error / size))
     worst = int(relative.argmax())
     stops = np.append(starts[1:], len(rows_a))
+    floor = np.maximum(size, size.mean())
+    ratio = math.sqrt(float((error / floor).max())) if floor.all() else _relative(float(error.max()), 0.0)
     return {
+        "worst_rows_ratio": ratio,
         "worst_rows_rel_err": float(relative[worst]),
         "worst_rows_first": int(starts[worst]),
         "worst_rows_count": int(stops[worst] - starts[worst]),

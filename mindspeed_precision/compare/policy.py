@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,16 @@ from omegaconf.errors import OmegaConfBaseException
 
 from mindspeed_precision.config import data_directory
 from mindspeed_precision.errors import ConfigError
+from mindspeed_precision.records import RecordKey, Role
 
 DEFAULT_POLICY = "exact"
+"""For two runs of one framework."""
+
+CROSS_POLICY = "cross_framework"
+"""For runs of different frameworks, whose kernels sum in different orders."""
+
+EXACT_ROLES = frozenset({Role.HYPERPARAMETER, Role.BATCH, Role.RNG})
+"""What a run is given rather than computes: no rounding excuses a difference."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,12 +33,19 @@ class Limit:
     Attributes:
         metric: a name of ``compare.metrics``.
         minimum: smallest value that is aligned.
-        maximum: largest value that is aligned.
+        maximum: largest value that is aligned, where both runs start alike.
+        growth: added to ``maximum`` times the reach of the optimizer (``compare.reach``): rounding noise that
+            went through an update.
     """
 
     metric: str
     minimum: float = -math.inf
     maximum: float = math.inf
+    growth: float = 0.0
+
+    def after(self, reach: float) -> Limit:
+        """Return the bound for a record that was computed after updates of this reach."""
+        return replace(self, maximum=self.maximum + self.growth * reach, growth=0.0)
 
     def holds(self, value: float) -> bool:
         """Tell whether ``value`` is within the bound; NaN never is."""
@@ -47,17 +62,33 @@ class Limit:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordRule:
-    """Bounds for the records of some dtypes.
+    """Bounds for some records; without any limit their bits must be equal.
 
     Attributes:
         dtype: shell pattern.
+        phase: shell pattern.
+        role: shell pattern. Settings, data and random state are bounded only by a rule that names their role.
         every: all limits must hold (and be known); else the first one that is known decides.
         limits: the bounds.
+        without_elements: bounds of which all must hold where no elements were kept; none: ``limits`` decide.
+        cancels_below: a gradient smaller than this times the magnitude of what was summed is noise; 0: none.
+        cancels_growth: added to it times the reach, where the sign of a gradient decides (parameters).
     """
 
-    dtype: str
-    every: bool
-    limits: tuple[Limit, ...]
+    dtype: str = "*"
+    phase: str = "*"
+    role: str = "*"
+    every: bool = True
+    limits: tuple[Limit, ...] = ()
+    without_elements: tuple[Limit, ...] = ()
+    cancels_below: float = 0.0
+    cancels_growth: float = 0.0
+
+    def applies(self, key: RecordKey, dtype: str) -> bool:
+        """Tell whether the rule speaks of a record."""
+        named = key.role not in EXACT_ROLES or self.role == key.role.value
+        patterns = ((dtype, self.dtype), (key.phase.value, self.phase), (key.role.value, self.role))
+        return named and all(fnmatchcase(text, pattern) for text, pattern in patterns)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,24 +98,31 @@ class Policy:
     Attributes:
         name: name of the file.
         title: what it demands, in one phrase.
-        rules: bounds by dtype, first one that fits; none: bits must be equal.
+        rules: bounds, first one that fits; none: bits must be equal.
         max_mean_relative_loss_error: bound on the mean over the steps of the loss's relative error; None:
             no bound.
+        why: why it was taken, where nobody asked for it.
     """
 
     name: str
     title: str
     rules: tuple[RecordRule, ...] = ()
     max_mean_relative_loss_error: float | None = None
+    why: str = ""
 
     @property
     def exact(self) -> bool:
         """Whether only equal bits are aligned."""
         return not self.rules
 
-    def rule_for(self, dtype: str) -> RecordRule | None:
-        """Return the bounds for records of ``dtype``; None: bits must be equal."""
-        return next((rule for rule in self.rules if fnmatchcase(dtype, rule.dtype)), None)
+    def rule_for(self, key: RecordKey, dtype: str) -> RecordRule | None:
+        """Return the bounds for a record; None: bits must be equal."""
+        found = next((rule for rule in self.rules if rule.applies(key, dtype)), None)
+        return found if found is not None and found.limits else None
+
+    def describe(self) -> str:
+        """Return name, demand, and why it was taken."""
+        return f"{self.name}: {self.title}" + (f" ({self.why})" if self.why else "")
 
 
 @dataclass
@@ -92,13 +130,19 @@ class _Limit:
     metric: str = ""
     minimum: float = -math.inf
     maximum: float = math.inf
+    growth: float = 0.0
 
 
 @dataclass
 class _Rule:
     dtype: str = "*"
+    phase: str = "*"
+    role: str = "*"
     every: bool = True
     limits: list[_Limit] = field(default_factory=list)
+    without_elements: list[_Limit] = field(default_factory=list)
+    cancels_below: float = 0.0
+    cancels_growth: float = 0.0
 
 
 @dataclass
@@ -151,6 +195,19 @@ def load_policy(name: str) -> Policy:
     return _freeze(path, {str(key): value for key, value in plain.items()})
 
 
+def default_policy(baseline: str, candidate: str) -> Policy:
+    """Return the policy for two runs of which nobody said how to compare them.
+
+    Args:
+        baseline: name of its framework; empty where its manifest names none.
+        candidate: the same.
+    """
+    if baseline == candidate or not baseline or not candidate:
+        return load_policy(DEFAULT_POLICY)
+    why = f"taken because the baseline ran on {baseline} and the candidate on {candidate}"
+    return replace(load_policy(CROSS_POLICY), why=why)
+
+
 def _directory() -> Path:
     return data_directory("configs") / "policies"
 
@@ -161,9 +218,11 @@ def _freeze(path: Path, plain: Mapping[str, Any]) -> Policy:
             "another version of the policy format", where=str(path), found=str(plain["schema"]), expected="1"
         )
     rules = tuple(
-        RecordRule(
-            dtype=rule["dtype"], every=rule["every"], limits=tuple(Limit(**limit) for limit in rule["limits"])
-        )
+        RecordRule(**{**rule, **{name: _limits(rule[name]) for name in ("limits", "without_elements")}})
         for rule in plain["rules"]
     )
     return Policy(name=path.stem, title=plain["title"], rules=rules, **plain["run"])
+
+
+def _limits(plain: list[dict[str, Any]]) -> tuple[Limit, ...]:
+    return tuple(Limit(**limit) for limit in plain)

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
+from dataclasses import replace
 
+import numpy as np
+from numpy.typing import NDArray
+
+from mindspeed_precision.backends.base import HostTensor
+from mindspeed_precision.compare.context import Context
 from mindspeed_precision.compare.metrics import Metrics, element_metrics, kind_mismatch, record_metrics
-from mindspeed_precision.compare.policy import Limit, Policy
+from mindspeed_precision.compare.policy import Limit, Policy, RecordRule
 from mindspeed_precision.dump.reader import Run
-from mindspeed_precision.records import Comparison, Pair, RecordKey, Role, Verdict
+from mindspeed_precision.record.elements import to_bits, to_numbers
+from mindspeed_precision.records import Comparison, Pair, Side, Verdict
 
 BITS_DIFFER = "bits differ"
 """Reason of every divergence under a policy that tolerates nothing."""
 
-_EXACT_ROLES = {Role.HYPERPARAMETER, Role.BATCH, Role.RNG}
-"""What a run is given rather than computes: no rounding excuses a difference."""
+CANCELS = "cancels to noise"
+"""Said of a gradient that is zero in mathematics: no digit of what is left can agree."""
+
+_NONFINITE = ("nans_baseline", "infs_baseline", "nonfinite_differ")
+
+_Elements = tuple[HostTensor, HostTensor]
 
 
-def compare_pair(pair: Pair, *, policy: Policy, baseline: Run, candidate: Run) -> Comparison:
+def compare_pair(
+    pair: Pair, *, policy: Policy, baseline: Run, candidate: Run, context: Context | None = None
+) -> Comparison:
     """Judge one pair.
 
     Elements are read only where the fingerprints differ and both runs kept them.
@@ -26,43 +39,132 @@ def compare_pair(pair: Pair, *, policy: Policy, baseline: Run, candidate: Run) -
         policy: what is aligned.
         baseline: the run of ``pair.baseline``, for its payload.
         candidate: the run of ``pair.candidate``.
+        context: what the policy's bounds depend on beside the pair (``make_context``); None: nothing.
 
     Raises:
         DumpError: a payload that the index promises cannot be read.
     """
     mismatch = kind_mismatch(pair.baseline, pair.candidate)
     if mismatch:
-        return Comparison(
-            pair=pair, verdict=Verdict.INCOMPARABLE, metrics={"bitwise": False}, reason=mismatch
-        )
+        return _incomparable(pair, mismatch)
+    if pair.addend is not None:
+        return _compare_sums(pair, policy, (baseline, candidate), context)
     metrics = record_metrics(pair.baseline, pair.candidate)
     if metrics["bitwise"]:
         return Comparison(pair=pair, verdict=Verdict.IDENTICAL, metrics=metrics)
-    if pair.baseline.payload is not None and pair.candidate.payload is not None:
-        metrics |= element_metrics(
-            baseline.ranks[pair.rank].payload(pair.baseline),
-            candidate.ranks[pair.rank].payload(pair.candidate),
-        )
-    verdict, reason = _judge(policy, pair.candidate.dtype, pair.key, metrics)
-    return Comparison(pair=pair, verdict=verdict, metrics=metrics, reason=reason)
+    return _judge(pair, policy, metrics, _read(pair, baseline, candidate), context)
 
 
-def _judge(policy: Policy, dtype: str, key: RecordKey, metrics: Metrics) -> tuple[Verdict, str]:
-    """Apply the policy to metrics of a pair whose bits differ."""
-    rule = None if key.role in _EXACT_ROLES else policy.rule_for(dtype)
+def _incomparable(pair: Pair, reason: str) -> Comparison:
+    return Comparison(pair=pair, verdict=Verdict.INCOMPARABLE, metrics={"bitwise": False}, reason=reason)
+
+
+def _read(pair: Pair, baseline: Run, candidate: Run) -> _Elements | None:
+    """Return the elements of both sides; None where one side did not keep them."""
+    if pair.baseline.payload is None or pair.candidate.payload is None:
+        return None
+    return (
+        baseline.ranks[pair.rank].payload(pair.baseline),
+        candidate.ranks[pair.rank].payload(pair.candidate),
+    )
+
+
+def _compare_sums(pair: Pair, policy: Policy, runs: tuple[Run, Run], context: Context | None) -> Comparison:
+    """Judge a pair of which one side lacks an addend by convention (``Pair.addend``)."""
+    assert pair.addend is not None
+    elements, addend = _read(pair, *runs), pair.addend.record
+    if elements is None or addend is None or addend.payload is None:
+        lacking = "no elements were kept" if elements is None else "what is to be added was not kept"
+        return _incomparable(pair, f"{pair.addend.side.value}: {pair.addend.reason}; {lacking}")
+    one, two = elements
+    added = runs[pair.addend.side is Side.CANDIDATE].ranks[pair.rank].payload(addend)
+    if pair.addend.side is Side.BASELINE:
+        one = _sum(one, added)
+    else:
+        two = _sum(two, added)
+    metrics: Metrics = {"bitwise": bool((one.bits == two.bits).all())}
+    if metrics["bitwise"]:
+        reason = f"{pair.addend.side.value}: {pair.addend.reason}, added for the comparison"
+        return Comparison(pair=pair, verdict=Verdict.IDENTICAL, metrics=metrics, reason=reason)
+    return _judge(pair, policy, metrics, (one, two), context)
+
+
+def _sum(tensor: HostTensor, addend: HostTensor) -> HostTensor:
+    """Add along the last dimension as the framework would: in the tensor's dtype, rounded once."""
+    total = to_numbers(tensor) + to_numbers(addend)
+    return HostTensor(bits=to_bits(total, tensor.dtype), dtype=tensor.dtype)
+
+
+def _judge(
+    pair: Pair, policy: Policy, metrics: Metrics, elements: _Elements | None, context: Context | None
+) -> Comparison:
+    """Apply the policy to a pair whose bits differ."""
+
+    def decided(verdict: Verdict, reason: str) -> Comparison:
+        return Comparison(pair=pair, verdict=verdict, metrics=metrics, reason=reason)
+
+    if elements is not None:
+        metrics |= element_metrics(*elements)
+    rule = policy.rule_for(pair.key, pair.candidate.dtype)
     if rule is None:
-        return Verdict.DIVERGED, BITS_DIFFER
-    known = [limit for limit in rule.limits if limit.metric in metrics]
-    if not known or (rule.every and len(known) < len(rule.limits)):
-        needed = ", ".join(limit.metric for limit in rule.limits if limit.metric not in metrics)
+        return decided(Verdict.DIVERGED, BITS_DIFFER)
+    if any(metrics.get(name) for name in _NONFINITE) or _counts_differ(metrics):
+        return decided(Verdict.DIVERGED, "NaN or infinity on one side only")
+    noise = context.cancelled(pair, rule) if context is not None else None
+    said = ""
+    if noise is not None and bool(noise.all()):
+        metrics["noise_elements"] = pair.candidate.numel
+        return decided(Verdict.WITHIN_TOLERANCE, f"{CANCELS}: {_norms(pair)}, far below what was summed")
+    if noise is not None and elements is not None:
+        metrics |= _without(elements, noise)
+        said = f"; {metrics['noise_elements']} of {pair.candidate.numel} elements {CANCELS} and are left out"
+    if context is not None:
+        metrics |= context.update_metrics(pair, rule)
+    if metrics.get("noise_elements") and not said:
+        said = f"; the gradient of {metrics['noise_elements']} elements {CANCELS}"
+    verdict, reason = _verdict(_limits(rule, metrics, pair, context), rule, policy, metrics)
+    return decided(verdict, reason + said)
+
+
+def _counts_differ(metrics: Metrics) -> bool:
+    return any(f"{name}_candidate" in metrics for name in ("nans", "infs"))
+
+
+def _norms(pair: Pair) -> str:
+    one, two = pair.baseline.digest.statistics, pair.candidate.digest.statistics
+    if one is None or two is None:
+        return "both sides are"
+    return f"norm {one.l2_norm:.1e} in the baseline and {two.l2_norm:.1e} in the candidate"
+
+
+def _without(elements: _Elements, noise: NDArray[np.bool_]) -> Metrics:
+    """Measure the errors with the noise of one side on both: it then differs nowhere and weighs nothing."""
+    one, two = elements
+    rest = element_metrics(one, replace(two, bits=np.where(noise, one.bits, two.bits)))
+    return rest | {"noise_elements": int(np.count_nonzero(noise))}
+
+
+def _limits(rule: RecordRule, metrics: Metrics, pair: Pair, context: Context | None) -> tuple[Limit, ...]:
+    """Return the bounds that apply: to the elements where they are known, else to the statistics."""
+    known = all(limit.metric in metrics for limit in rule.limits)
+    limits = rule.limits if known or not rule.without_elements else rule.without_elements
+    reach = context.reach.before(pair.key) if context is not None else 0.0
+    return tuple(limit.after(reach) for limit in limits)
+
+
+def _verdict(
+    limits: tuple[Limit, ...], rule: RecordRule, policy: Policy, metrics: Metrics
+) -> tuple[Verdict, str]:
+    known = [limit for limit in limits if limit.metric in metrics]
+    if not known or (rule.every and len(known) < len(limits)):
+        needed = ", ".join(limit.metric for limit in limits if limit.metric not in metrics)
         return Verdict.MISSING, f"policy {policy.name} needs {needed}, which the records do not support"
-    broken = _first_broken(known if rule.every else known[:1], metrics)
+    used = known if rule.every else known[:1]
+    broken = next((limit for limit in used if not limit.holds(metrics[limit.metric])), None)
     if broken is None:
-        return Verdict.WITHIN_TOLERANCE, "bits differ, within " + ", ".join(
-            limit.describe() for limit in known
-        )
+        return Verdict.WITHIN_TOLERANCE, "bits differ, within " + _described(known)
     return Verdict.DIVERGED, f"{broken.metric} {metrics[broken.metric]:.3g}, allowed is {broken.describe()}"
 
 
-def _first_broken(limits: list[Limit], metrics: Mapping[str, float | int | bool]) -> Limit | None:
-    return next((limit for limit in limits if not limit.holds(metrics[limit.metric])), None)
+def _described(limits: Iterable[Limit]) -> str:
+    return ", ".join(limit.describe() for limit in limits)

@@ -43,6 +43,7 @@ class Facts:
         policy: what counts as aligned.
         graph: every comparison, linked by what it consumed.
         origins: where divergences start, first one first.
+        notes: what a reader must know of the bounds that decided.
     """
 
     baseline: Run
@@ -51,6 +52,7 @@ class Facts:
     policy: Policy
     graph: Graph
     origins: tuple[Origin, ...]
+    notes: tuple[str, ...] = ()
 
     @cached_property
     def nodes(self) -> Mapping[tuple[int, RecordKey], Node]:

@@ -49,7 +49,8 @@ class Node:
         """Whether the two runs differ here beyond what the policy tolerates."""
         verdict = self.comparison.verdict
         alone = verdict is Verdict.MISSING and not isinstance(self.comparison.pair, Pair)
-        return alone or verdict in (Verdict.DIVERGED, Verdict.INCOMPARABLE)
+        apart = verdict is Verdict.INCOMPARABLE and not self.comparison.excused
+        return alone or apart or verdict is Verdict.DIVERGED
 
     @property
     def order(self) -> tuple[int, int, int]:

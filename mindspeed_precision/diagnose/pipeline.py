@@ -7,10 +7,13 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from mindspeed_precision.align.match import Alignment
-from mindspeed_precision.compare import Policy, compare_pair
+from mindspeed_precision.compare import Policy, compare_pair, make_context
+from mindspeed_precision.compare.cancellation import GRADIENT_ROLES
+from mindspeed_precision.compare.verdict import CANCELS
 from mindspeed_precision.diagnose.coverage import coverage_of
 from mindspeed_precision.diagnose.divergence import find_origins
 from mindspeed_precision.diagnose.facts import Facts, trained_names
+from mindspeed_precision.diagnose.facts import names as listed
 from mindspeed_precision.diagnose.graph import Graph, make_node
 from mindspeed_precision.diagnose.reported import reported_findings
 from mindspeed_precision.diagnose.rules import run_rules
@@ -38,8 +41,10 @@ def gather_facts(baseline: Run, candidate: Run, alignment: Alignment, *, policy:
     Raises:
         DumpError: a payload that an index promises cannot be read.
     """
+    context = make_context(baseline, candidate, alignment.pairs, policy)
     comparisons = [
-        compare_pair(pair, policy=policy, baseline=baseline, candidate=candidate) for pair in alignment.pairs
+        compare_pair(pair, policy=policy, baseline=baseline, candidate=candidate, context=context)
+        for pair in alignment.pairs
     ]
     comparisons += _missing_gradients(baseline, candidate, alignment)
     coordinates = {rank: candidate.ranks[rank].coordinates for rank in alignment.ranks}
@@ -52,6 +57,7 @@ def gather_facts(baseline: Run, candidate: Run, alignment: Alignment, *, policy:
         policy=policy,
         graph=graph,
         origins=find_origins(graph),
+        notes=context.notes if context is not None else (),
     )
 
 
@@ -109,9 +115,15 @@ def conclude(facts: Facts, findings: Sequence[Finding]) -> Diagnosis:
         scalars=scalars,
         steps=facts.alignment.steps,
         diverged=sum(node.diverges for node in facts.graph.divergent.nodes),
-        notes=(*_run_notes(facts), *facts.alignment.notes, *_policy_notes(facts.policy, scalars)),
+        notes=(
+            *_run_notes(facts),
+            *facts.alignment.notes,
+            *facts.notes,
+            *_comparison_notes(comparisons),
+            *_policy_notes(facts.policy, scalars),
+        ),
         unmatched=facts.alignment.unmatched,
-        policy=f"{facts.policy.name}: {facts.policy.title}",
+        policy=facts.policy.describe(),
         decided=Counter(comparison.verdict for comparison in comparisons),
         comparisons=comparisons,
     )
@@ -151,6 +163,20 @@ def _status(
 def _run_notes(facts: Facts) -> list[str]:
     sides = ((Side.BASELINE, facts.baseline), (Side.CANDIDATE, facts.candidate))
     return [f"{side.value}: {note}" for side, run in sides for note in run.notes]
+
+
+def _comparison_notes(comparisons: Sequence[Comparison]) -> list[str]:
+    """Name what was excused: gradients that cancel to noise, pairs that a convention keeps apart."""
+    noise = [c for c in comparisons if c.metrics.get("noise_elements") and c.key.role in GRADIENT_ROLES]
+    notes = []
+    if noise:
+        names = listed(c.key.fqn for c in noise)
+        notes.append(f"{CANCELS}, so that no digit of them can agree: gradients of {names}")
+    apart = [c for c in comparisons if c.excused]
+    if apart:
+        count = "1 pair" if len(apart) == 1 else f"{len(apart)} pairs"
+        notes.append(f"{count} incomparable by convention, first {apart[0].key.fqn}: {apart[0].reason}")
+    return notes
 
 
 def _policy_notes(policy: Policy, scalars: Sequence[StepScalars]) -> list[str]:

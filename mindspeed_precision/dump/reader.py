@@ -96,6 +96,12 @@ class Run:
     ranks: dict[int, RankRecords]
     notes: tuple[str, ...] = ()
 
+    @property
+    def framework(self) -> str:
+        """Name of the framework that computed the run; empty where its manifest names none."""
+        found = self.manifest.get("framework")
+        return str(found.get("name", "")) if isinstance(found, dict) else ""
+
 
 def load_run(directory: str | Path) -> Run:
     """Read a run directory.

@@ -106,6 +106,27 @@ def nudged(index: int = 0) -> Callable[[Array], Array]:
     return value
 
 
+def rounded(seed: int = 0, roundings: float = 4.0) -> Callable[[Array], Array]:
+    """Return what another framework's kernel does: every element off by some roundings of float32."""
+
+    def value(array: Array) -> Array:
+        off = np.random.default_rng(seed).normal(0, roundings * 2.0**-24, array.shape)
+        return np.asarray((array * (1 + off)).astype(array.dtype))
+
+    return value
+
+
+def noisy(seed: int, rows: slice, size: float = 1e-7) -> Callable[[Array], Array]:
+    """Return what is left of rows that are zero in mathematics: numbers of ``size``, of any sign."""
+
+    def value(array: Array) -> Array:
+        changed = array.copy()
+        changed[rows] = np.random.default_rng(seed).normal(0, size, changed[rows].shape)
+        return changed
+
+    return value
+
+
 def permuted(seed: int = 0) -> Callable[[Array], Array]:
     """Return a fault that puts the elements into another order."""
     return lambda value: np.random.default_rng(seed).permutation(value.ravel()).reshape(value.shape)

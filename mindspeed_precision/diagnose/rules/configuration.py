@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
+from mindspeed_precision.align.compatible import different_frameworks
 from mindspeed_precision.diagnose.facts import Facts
 from mindspeed_precision.diagnose.rules.registry import rule
 from mindspeed_precision.dump.reader import Run
@@ -35,6 +36,12 @@ VARIABLES = (
     "TASK_QUEUE_ENABLE",
 )  # fmt: skip
 """Environment variables that decide numbers."""
+
+_OWN_SWITCHES = {
+    "environment": ("OMP_*", "MKL_*", "ONEDNN_*", "DNNL_*", "NVTE_*", "TORCHDYNAMO_*", "TASK_QUEUE_*"),
+    "numerics": ("num_threads", "mkldnn", "cpu_capability", "device"),
+}
+"""What two frameworks take differently even where they have it both: it says nothing across them."""
 
 _MOST = 12
 
@@ -86,10 +93,11 @@ def _arguments(run: Run) -> Mapping[str, Any]:
 @rule("env.differs")
 def environment(facts: Facts) -> Iterable[Finding]:
     """List the environment variables, and the switches of the framework, that decide numbers and differ."""
-    lines = _lines(
-        _section(facts.baseline, "environment"), _section(facts.candidate, "environment"), VARIABLES
-    )
-    lines += _lines(_section(facts.baseline, "numerics"), _section(facts.candidate, "numerics"), ("*",))
+    lines = [
+        line
+        for name, patterns in (("environment", VARIABLES), ("numerics", ("*",)))
+        for line in _lines(*_comparable(facts, name), patterns)
+    ]
     yield from _differences(
         facts,
         id_="env.differs",
@@ -102,6 +110,8 @@ def environment(facts: Facts) -> Iterable[Finding]:
 @rule("env.versions_differ")
 def versions(facts: Facts) -> Iterable[Finding]:
     """List the packages of which the runs used different versions."""
+    if _foreign(facts):
+        return  # that they differ is the question, not a finding: a note of the alignment names them
     lines = _lines(_section(facts.baseline, "versions"), _section(facts.candidate, "versions"), ("*",))
     lines += _lines(_section(facts.baseline, "framework"), _section(facts.candidate, "framework"), ("*",))
     yield from _differences(
@@ -111,6 +121,20 @@ def versions(facts: Facts) -> Iterable[Finding]:
         lines=lines,
         remedy="use the same versions where bits must agree",
     )
+
+
+def _foreign(facts: Facts) -> bool:
+    return different_frameworks(facts.baseline, facts.candidate)
+
+
+def _comparable(facts: Facts, section: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Return a section of both runs; of different frameworks only what both have and read in the same way."""
+    one, two = _section(facts.baseline, section), _section(facts.candidate, section)
+    if not _foreign(facts):
+        return one, two
+    own = _OWN_SWITCHES.get(section, ())
+    common = [n for n in one if n in two and not any(fnmatchcase(n, pattern) for pattern in own)]
+    return {name: one[name] for name in common}, {name: two[name] for name in common}
 
 
 def _section(run: Run, name: str) -> Mapping[str, Any]:

@@ -1,0 +1,137 @@
+"""What a bound may depend on beside the two records: the optimizer's reach, the terms of a gradient's sum."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mindspeed_precision.compare.cancellation import GRADIENT_ROLES, Cancellation
+from mindspeed_precision.compare.metrics import Metrics
+from mindspeed_precision.compare.policy import Policy, RecordRule
+from mindspeed_precision.compare.reach import Reach, reach_of
+from mindspeed_precision.dump.reader import Run
+from mindspeed_precision.records import Pair, Phase, Role
+
+UNIT_ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
+"""Relative error of one rounding to nearest, by dtype."""
+
+_ROUNDINGS = 4
+"""Roundings of a parameter in one update: decay, product, sum, cast."""
+
+_BLOCK = 0.01
+"""Smallest share of a tensor's elements that is called a block."""
+
+Elements = tuple[NDArray[np.float64], NDArray[np.float64]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """Two runs, as far as the bounds of a policy depend on them.
+
+    Attributes:
+        reach: how far the optimizer can have moved a parameter.
+        cancellation: which gradients are noise.
+    """
+
+    reach: Reach
+    cancellation: Cancellation
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader must know of the bounds."""
+        return (self.reach.note,) if self.reach.note else ()
+
+    def cancelled(self, pair: Pair, rule: RecordRule) -> NDArray[np.bool_] | None:
+        """Tell which elements of a gradient are noise on both sides; None: hardly any is known to be.
+
+        Single elements that happen to be small weigh nothing in the error of a tensor: only a block counts.
+        """
+        if pair.key.role not in GRADIENT_ROLES or not rule.cancels_below:
+            return None
+        noise = self.cancellation.noise(pair, rule.cancels_below, self.cancellation.elements(pair))
+        return noise if noise is not None and noise.mean() >= _BLOCK else None
+
+    def update_metrics(self, pair: Pair, rule: RecordRule) -> Metrics:
+        """Measure how two updated parameters differ, in units of what the optimizer can do.
+
+        Args:
+            pair: a parameter after an update.
+            rule: says below which share of what was summed a gradient is noise.
+
+        Returns:
+            ``norm_update_share``: the change of the norm; with elements of parameter and gradients also
+            ``update_share``: the norm of the difference, over the elements whose gradient was not noise; each
+            less a few roundings of the dtype, divided by the norm of an update that moved every element by
+            the sum of the learning rates since the start. With elements, ``noise_update_ratio``: the largest
+            difference of an element whose gradient was noise (of any element, where that is not known),
+            divided by twice that sum. ``noise_elements`` counts them.
+        """
+        if pair.key.phase is not Phase.OPTIMIZER or pair.key.role not in (Role.PARAM, Role.MASTER_PARAM):
+            return {}
+        distance = self.reach.through(pair.key.step)
+        rounding = _ROUNDINGS * UNIT_ROUNDOFF.get(pair.candidate.dtype, 0.0)
+
+        def below(step: int) -> float:
+            return rule.cancels_below + rule.cancels_growth * self.reach.through(step - 1)
+
+        noise = self.cancellation.noise_since_start(pair, below)
+        elements = self.cancellation.elements(pair)
+        if elements is None:
+            return self._norm_update(pair, distance, rounding, noise)
+        return self._element_update(elements, distance, rounding, noise)
+
+    def _norm_update(
+        self, pair: Pair, distance: float, rounding: float, noise: NDArray[np.bool_] | None
+    ) -> Metrics:
+        one, two = pair.baseline.digest.statistics, pair.candidate.digest.statistics
+        if one is None or two is None:
+            return {}
+        moved = max(abs(two.l2_norm - one.l2_norm) - rounding * one.l2_norm, 0.0)
+        whole = noise is not None and bool(noise.all())
+        metrics: Metrics = {"noise_elements": pair.candidate.numel} if whole else {}
+        room = distance * math.sqrt(pair.candidate.numel)
+        # a tensor that is noise as a whole may move both ways as far as the optimizer can
+        room *= 4 * self.reach.amplification if whole else 1.0
+        return metrics | {"norm_update_share": share(moved, room)}
+
+    def _element_update(
+        self, elements: Elements, distance: float, rounding: float, noise: NDArray[np.bool_] | None
+    ) -> Metrics:
+        one, two = elements
+        difference = np.abs(two - one)
+        known = np.broadcast_to(noise, one.shape) if noise is not None else np.ones(one.shape, bool)
+        rest = difference[~known]
+        size = float(np.linalg.norm(one))
+        metrics: Metrics = {}
+        if noise is not None:
+            moved = max(float(np.linalg.norm(rest)) - rounding * size, 0.0)
+            metrics["update_share"] = share(moved, distance * math.sqrt(rest.size))
+            metrics["noise_elements"] = int(np.count_nonzero(known))
+        else:
+            moved = max(abs(float(np.linalg.norm(two)) - size) - rounding * size, 0.0)
+            metrics["norm_update_share"] = share(moved, distance * math.sqrt(one.size))
+        largest = float(difference[known].max()) if known.any() else 0.0
+        largest = max(largest - rounding * float(np.abs(one).max(initial=0.0)), 0.0)
+        metrics["noise_update_ratio"] = share(largest, 2 * self.reach.amplification * distance)
+        return metrics
+
+
+def make_context(baseline: Run, candidate: Run, pairs: Iterable[Pair], policy: Policy) -> Context | None:
+    """Read what the bounds of a policy depend on; None for a policy whose bounds depend on nothing."""
+    limits = [limit for rule in policy.rules for limit in (*rule.limits, *rule.without_elements)]
+    if not any(limit.growth for limit in limits) and not any(rule.cancels_below for rule in policy.rules):
+        return None
+    return Context(
+        reach=reach_of((baseline, candidate)), cancellation=Cancellation(baseline, candidate, pairs)
+    )
+
+
+def share(part: float, whole: float) -> float:
+    """Return ``part / whole``; 0 for no part, infinity for a part of nothing."""
+    if part == 0:
+        return 0.0
+    return part / whole if whole else math.inf
