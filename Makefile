@@ -1,6 +1,7 @@
 # make demo    set up and watch two real training runs diverge, be explained, and agree again
+# make demo-mindspore    the same with MindSpore as the second backend
 # make test    set up, lint, type-check, run every test
-# The rest: lint fast matrix long framework-free oldest newest clean. `make help` lists them.
+# The rest: lint fast matrix mindspore long framework-free oldest newest clean. `make help` lists them.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -32,12 +33,26 @@ PYTHON_NEWEST ?= python3.13
 OLDEST := numpy==1.26.0 pandas==2.0.3 omegaconf==2.3.0 wrapt==1.15.0 safetensors==0.4.5
 FRAMEWORK_FREE := -m 'not torch and not megatron and not matrix and not long'
 
+# MindSpore's wheels are for CPython 3.9 to 3.11, and work with numpy 1 alone.
+MINDSPORE_RUNS := -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 12))' >/dev/null 2>&1
+MINDSPORE_PYTHON ?= $(shell for python in python3.11 python3.10 python3 python; do if $$python $(MINDSPORE_RUNS); then echo $$python; break; fi; done)
+MINDSPORE_NEEDS := 'numpy<2' 'pandas<3' omegaconf wrapt packaging pytest hypothesis
+# MindSpore with the torch API and Megatron on it; and a newer one, alone.
+MINDSPORE := .venv-mindspore
+MINDSPORE_VERSION := 2.7.1
+ON_MINDSPORE := mindnlp==0.5.1 megatron-core==0.12.1 ml_dtypes typing_extensions einops
+NATIVE := .venv-mindspore-native
+NATIVE_VERSION := 2.10.0
+DEMO_MINDSPORE_MCORE := 0.12.1
+
 # One thread per process: the order of a sum depends on it, and the tests start several processes.
 export OMP_NUM_THREADS ?= 1
 export PYTHONHASHSEED ?= 1234
 export MSP_MCORE ?= $(CURDIR)/$(MCORE)
+export MSP_MINDSPORE_PYTHON ?= $(CURDIR)/$(MINDSPORE)/bin/python
+export MSP_MINDSPORE_NATIVE_PYTHON ?= $(CURDIR)/$(NATIVE)/bin/python
 
-.PHONY: help demo test lint fast matrix long framework-free oldest newest clean
+.PHONY: help demo demo-mindspore test lint fast matrix mindspore long framework-free oldest newest clean
 
 help:
 	@sed -n 's/^# make/make/p; s/^\([a-z-]*\):.*## /make \1\t/p' Makefile | expand -t 21
@@ -45,7 +60,12 @@ help:
 demo: $(VENV)/.demo $(MCORE)/$(DEMO_MCORE)/megatron/core/package_info.py
 	@PYTHONPATH="$(MSP_MCORE)/$(DEMO_MCORE)$${PYTHONPATH:+:$$PYTHONPATH}" $(BIN)/mindspeed-precision demo glm4 $(ARGS)
 
-test: lint fast matrix
+demo-mindspore: $(VENV)/.demo $(MINDSPORE)/.ready $(MCORE)/$(DEMO_MINDSPORE_MCORE)/megatron/core/package_info.py
+	@if [[ -e $(MINDSPORE)/.unavailable ]]; then cat $(MINDSPORE)/.unavailable; exit 0; fi
+	PYTHONPATH="$(MSP_MCORE)/$(DEMO_MINDSPORE_MCORE)$${PYTHONPATH:+:$$PYTHONPATH}" $(BIN)/mindspeed-precision demo mindspore $(ARGS)
+
+# MindSpore first: what it installs, the others use.
+test: lint mindspore fast matrix
 
 lint: $(VENV)/.dev ## ruff and mypy
 	$(BIN)/ruff check .
@@ -57,6 +77,10 @@ fast: $(VENV)/.dev $(MCORE_TREES) ## tests that take seconds
 
 matrix: $(VENV)/.dev $(MCORE_TREES) ## tests that take minutes
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m 'matrix and not long' $(ARGS)
+
+mindspore: $(MINDSPORE)/.ready $(NATIVE)/.ready ## tests that need MindSpore, in two environments of its own
+	@$(call mindspore_tests,$(MINDSPORE))
+	$(call mindspore_tests,$(NATIVE))
 
 long: $(VENV)/.dev $(MCORE_TREES) ## tests that take longer still: each piece of the CPU layer by ablation, more versions
 	$(BIN)/python -m pytest -n $(JOBS) -m long $(ARGS)
@@ -70,7 +94,7 @@ newest: ## the same on the newest
 	@$(call framework_free,$(PYTHON_NEWEST),.venv-newest,--upgrade numpy pandas omegaconf wrapt safetensors,PYTHON_NEWEST)
 
 clean: ## remove what make has made
-	rm -rf $(VENV) .venv-oldest .venv-newest $(MCORE) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf $(VENV) .venv-oldest .venv-newest $(MINDSPORE) $(NATIVE) $(MCORE) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
 
 $(BIN)/python:
 	@if [[ -z "$(PYTHON)" ]]; then
@@ -98,6 +122,55 @@ $(MCORE)/%/megatron/core/package_info.py: | $(BIN)/python
 	rm -rf $(MCORE)/.partial-$* $(MCORE)/$*
 	$(PIP) install --no-deps --ignore-requires-python --target $(MCORE)/.partial-$* megatron-core==$*
 	mv $(MCORE)/.partial-$* $(MCORE)/$*
+
+# Each recipe ends with what makes the environment ready, or with the reason why there is none.
+$(MINDSPORE)/.ready: pyproject.toml
+	@$(call install_mindspore,$(MINDSPORE),$(MINDSPORE_VERSION),$(ON_MINDSPORE))
+
+$(NATIVE)/.ready: pyproject.toml
+	@$(call install_mindspore,$(NATIVE),$(NATIVE_VERSION))
+
+# $(1) directory, $(2) version of MindSpore, $(3) what goes on it without its dependencies
+define install_mindspore
+mkdir -p $(1)
+rm -f $(1)/.unavailable
+unavailable() {
+  echo "MindSpore $(2) is not here: $$1; what needs it is skipped. Remove $(1) to try again." | tee $(1)/.unavailable
+  touch $(1)/.ready
+  exit 0
+}
+if [[ -z "$(MINDSPORE_PYTHON)" ]]; then
+  unavailable "it needs Python 3.10 or 3.11, and none was found (make MINDSPORE_PYTHON=/path/to/python)"
+fi
+[[ -x $(1)/bin/python ]] || $(MINDSPORE_PYTHON) -m venv $(1)
+echo "installing MindSpore $(2) into $(1) (0.8 GB to fetch, 2.8 GB on disk)"
+pip() { $(1)/bin/python -m pip --quiet --disable-pip-version-check install "$$@"; }
+log=$$(mktemp)
+trap 'rm -f "$$log"' EXIT
+if ! pip mindspore==$(2) $(MINDSPORE_NEEDS) 2> "$$log"; then
+  # no wheel for this platform; a network that fails says the same, after its own complaints
+  if grep -q 'No matching distribution found for mindspore==' "$$log" && ! grep -qi 'connection\|retrying' "$$log"; then
+    unavailable "no wheel fits $$($(1)/bin/python -c 'import sys, sysconfig; print(sysconfig.get_platform(), sys.version.split()[0])')"
+  fi
+  cat "$$log" >&2
+  exit 1
+fi
+$(if $(3),pip --no-deps $(3))
+pip -e . 'numpy<2' 'pandas<3'
+if ! $(1)/bin/python -c 'import importlib.metadata as m, sys; sys.exit("torch" in {d.metadata["Name"] for d in m.distributions()})'; then
+  echo "make: torch is installed in $(1), where MindSpore has to be found under that name; remove $(1)" >&2
+  exit 1
+fi
+touch $(1)/.ready
+endef
+
+define mindspore_tests
+if [[ -e $(1)/.unavailable ]]; then
+  cat $(1)/.unavailable
+else
+  $(1)/bin/python -m pytest -m 'mindspore and not matrix and not long' $(ARGS)
+fi
+endef
 
 define framework_free
 if ! $(1) $(RUNS); then

@@ -5,10 +5,12 @@ are MindSpore's own, so one backend reads both.
 
 A digest is taken on the host, by the definition in ``record``, at the moment when the tensor is seen:
 ``asnumpy`` waits for the tensor. Debugging runs with ``mindspore.runtime.launch_blocking``, where every
-operator has ended before the next line of Python runs, so this adds no further waiting. On an accelerator it
-costs one copy to the host for each tensor. To digest there instead, as ``torch_digest`` does, a device needs
-kernels for a view of the bits as integers, and for int64 exclusive or, right shift, multiplication and sum
-(the last two modulo 2^64); none of this was tried on Ascend.
+operator has ended before the next line of Python runs, so this adds no further waiting. (Switched on after
+the first operator it does nothing, in silence: then an error of an earlier operator can surface here.)
+
+On an accelerator this costs one copy to the host for each tensor. To digest there instead, as
+``torch_digest`` does, a device needs kernels for a view of the bits as integers, and for int64 exclusive or,
+right shift, multiplication and sum (the last two modulo 2^64); none of this was tried on Ascend.
 """
 
 from __future__ import annotations
@@ -97,7 +99,9 @@ class MindSporeBackend:
         try:
             alias = tensor.asnumpy()
         except (RuntimeError, TypeError, ValueError) as error:
-            raise _unreadable(tensor, " ".join(str(error).split())) from error
+            failed = _unreadable(tensor, " ".join(str(error).split()))
+            failed.remedy = "without launch_blocking, look at the operators before: it may be their error"
+            raise failed from error
         if alias.dtype.kind == "V":  # bfloat16 and float8; numpy cannot copy the latter: it gives old memory
             alias = alias.view(f"u{alias.dtype.itemsize}")
         # on a CPU asnumpy shares the tensor's memory: an optimizer's step would be seen through it

@@ -270,6 +270,16 @@ def test_unreadable_tensors_are_refused(make, message):
         BACKEND.snapshot(tensor)
 
 
+class Failing(Tensor):
+    def asnumpy(self):
+        raise TypeError("Select CPU operator[MatMul] fail!\n\n- C++ Call Stack")
+
+
+def test_an_error_that_surfaces_while_reading_is_passed_on():
+    with pytest.raises(PrecisionError, match=r"MatMul\] fail! - C\+\+ .*; without launch_blocking, look at"):
+        BACKEND.begin_digest(Failing(np.ones(3, np.float32)), statistics=False)
+
+
 def test_a_tensor_without_values_stays_without():
     tensor = without_values()
     with pytest.raises(PrecisionError):
