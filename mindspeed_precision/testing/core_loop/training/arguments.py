@@ -67,6 +67,7 @@ _CHOICES = {
 _SWITCHES = (
     *("swiglu", "squared-relu", "group-query-attention", "untie-embeddings-and-output-weights"),
     *("apply-layernorm-1p", "add-qkv-bias", "qk-layernorm", "deterministic-mode"),
+    "apply-query-key-layer-scaling",
 )
 _SWITCHED_OFF = {
     "no-persist-layer-norm": "persist_layer_norm",
@@ -77,7 +78,6 @@ _SWITCHED_OFF = {
     "no-bias-dropout-fusion": "bias_dropout_fusion",
     "no-rope-fusion": "apply_rope_fusion",
     "disable-bias-linear": "add_bias_linear",
-    "no-query-key-layer-scaling": "apply_query_key_layer_scaling",
 }
 _REFUSED_SWITCHES = (
     *("fp16", "bf16", "sequence-parallel", "use-distributed-optimizer", "overlap-grad-reduce"),
