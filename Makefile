@@ -1,7 +1,7 @@
 # make demo    set up and watch two real training runs diverge, be explained, and agree again
 # make demo-mindspore    the same with MindSpore as the second backend
 # make test    set up, lint, type-check, run every test
-# The rest: lint fast matrix mindspore long framework-free oldest newest clean. `make help` lists them.
+# The rest: lint fast matrix mindspore mindspeed long framework-free oldest newest clean. `make help` lists them.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -45,6 +45,9 @@ NATIVE := .venv-mindspore-native
 NATIVE_VERSION := 2.10.0
 DEMO_MINDSPORE_MCORE := 0.12.1
 
+# What MindSpeed imports beside torch, out of the way of the environment that everything else is tested in.
+MINDSPEED_NEEDS := .mindspeed-needs
+
 # One thread per process: the order of a sum depends on it, and the tests start several processes.
 export OMP_NUM_THREADS ?= 1
 export PYTHONHASHSEED ?= 1234
@@ -52,7 +55,7 @@ export MSP_MCORE ?= $(CURDIR)/$(MCORE)
 export MSP_MINDSPORE_PYTHON ?= $(CURDIR)/$(MINDSPORE)/bin/python
 export MSP_MINDSPORE_NATIVE_PYTHON ?= $(CURDIR)/$(NATIVE)/bin/python
 
-.PHONY: help demo demo-mindspore test lint fast matrix mindspore long framework-free oldest newest clean
+.PHONY: help demo demo-mindspore test lint fast matrix mindspore mindspeed long framework-free oldest newest clean
 
 help:
 	@sed -n 's/^# make/make/p; s/^\([a-z-]*\):.*## /make \1\t/p' Makefile | expand -t 21
@@ -82,6 +85,14 @@ mindspore: $(MINDSPORE)/.ready $(NATIVE)/.ready ## tests that need MindSpore, in
 	@$(call mindspore_tests,$(MINDSPORE))
 	$(call mindspore_tests,$(NATIVE))
 
+# MSP_MINDSPEED and MSP_MEGATRON_LM name trees of MindSpeed and of Megatron-LM core_v0.12.1, cloned beside this one.
+mindspeed: $(VENV)/.dev $(MINDSPEED_NEEDS)/.ready ## tests behind real MindSpeed on this CPU; see docs/ascend.md
+	@if [[ -z "$${MSP_MINDSPEED:-}" || -z "$${MSP_MEGATRON_LM:-}" ]]; then
+	  echo "make: set MSP_MINDSPEED and MSP_MEGATRON_LM to trees of MindSpeed and of Megatron-LM core_v0.12.1" >&2
+	  exit 1
+	fi
+	PYTHONPATH="$(CURDIR)/$(MINDSPEED_NEEDS)$${PYTHONPATH:+:$$PYTHONPATH}" $(BIN)/python -m pytest -m long tests/upstream $(ARGS)
+
 long: $(VENV)/.dev $(MCORE_TREES) ## tests that take longer still: each piece of the CPU layer by ablation, more versions
 	$(BIN)/python -m pytest -n $(JOBS) -m long $(ARGS)
 
@@ -94,7 +105,7 @@ newest: ## the same on the newest
 	@$(call framework_free,$(PYTHON_NEWEST),.venv-newest,--upgrade numpy pandas omegaconf wrapt safetensors,PYTHON_NEWEST)
 
 clean: ## remove what make has made
-	rm -rf $(VENV) .venv-oldest .venv-newest $(MINDSPORE) $(NATIVE) $(MCORE) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf $(VENV) .venv-oldest .venv-newest $(MINDSPORE) $(NATIVE) $(MINDSPEED_NEEDS) $(MCORE) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
 
 $(BIN)/python:
 	@if [[ -z "$(PYTHON)" ]]; then
@@ -122,6 +133,12 @@ $(MCORE)/%/megatron/core/package_info.py: | $(BIN)/python
 	rm -rf $(MCORE)/.partial-$* $(MCORE)/$*
 	$(PIP) install --no-deps --ignore-requires-python --target $(MCORE)/.partial-$* megatron-core==$*
 	mv $(MCORE)/.partial-$* $(MCORE)/$*
+
+$(MINDSPEED_NEEDS)/.ready: | $(BIN)/python
+	@echo "installing what MindSpeed imports into $(MINDSPEED_NEEDS)"
+	rm -rf $(MINDSPEED_NEEDS)
+	$(PIP) install --no-deps --target $(MINDSPEED_NEEDS) scipy psutil six einops pyyaml pybind11
+	touch $@
 
 # Each recipe ends with what makes the environment ready, or with the reason why there is none.
 $(MINDSPORE)/.ready: pyproject.toml
