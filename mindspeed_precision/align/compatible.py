@@ -134,6 +134,7 @@ def require_same_model(baseline: Run, candidate: Run, ranks: Sequence[int]) -> N
             where=f"{baseline.path} and {candidate.path}",
             found=", ".join(_declared(name, two) for name in shown),
             expected=", ".join(_declared(name, one) for name in shown),
+            remedy="where one model merely names them otherwise, say so in a file for --mapping",
         )
 
 

@@ -156,7 +156,7 @@ def _status(
         "optimizer.parameters_unmoved",
     }:
         return Verdict.MISSING
-    tolerated = any(comparison.verdict is Verdict.WITHIN_TOLERANCE for comparison in comparisons)
+    tolerated = any(c.verdict is Verdict.WITHIN_TOLERANCE or c.excused for c in comparisons)
     return Verdict.WITHIN_TOLERANCE if tolerated else Verdict.IDENTICAL
 
 

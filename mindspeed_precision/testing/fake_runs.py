@@ -57,12 +57,14 @@ class Plant:
         value: replaces the number that flows on.
         layout: replaces the layout that is recorded; changes no number.
         drop: the record is not written; the number flows on.
+        recorded: replaces the number in the record alone; what was computed flows on.
     """
 
     where: Callable[[int, RecordKey], bool]
     value: Callable[[Array], Array] | None = None
     layout: Callable[[Layout], Layout] | None = None
     drop: bool = False
+    recorded: Callable[[Array], Array] | None = None
 
 
 def plant(
@@ -77,6 +79,7 @@ def plant(
     value: Callable[[Array], Array] | None = None,
     layout: Callable[[Layout], Layout] | None = None,
     drop: bool = False,
+    recorded: Callable[[Array], Array] | None = None,
 ) -> Plant:
     """Return a fault at the records that fit all patterns (shell patterns on names, None for any number)."""
 
@@ -87,7 +90,7 @@ def plant(
             wanted is None or number == wanted for number, wanted in numbers
         )
 
-    return Plant(where=where, value=value, layout=layout, drop=drop)
+    return Plant(where=where, value=value, layout=layout, drop=drop, recorded=recorded)
 
 
 def scaled(factor: float) -> Callable[[Array], Array]:
@@ -266,15 +269,16 @@ class _Recorder:
 
     def see(self, key: RecordKey, value: Array, layout: Layout | None = None) -> Array:
         """Apply the plants, record, and return the number that flows on."""
-        keep = True
+        keep, changed = True, None
         layout = layout or _layout(value)
         for fault in self._run.plants:
             if fault.where(self.rank, key):
                 value = fault.value(value) if fault.value else value
                 layout = fault.layout(layout) if fault.layout else layout
                 keep = keep and not fault.drop
+                changed = fault.recorded(value) if fault.recorded else changed
         if keep:
-            self._write(key, value, layout)
+            self._write(key, value if changed is None else changed, layout)
         return value
 
     def _write(self, key: RecordKey, value: Array, layout: Layout) -> None:
