@@ -15,6 +15,7 @@ from mindspeed_precision.diagnose.replay_accumulate import replay_accumulation
 from mindspeed_precision.diagnose.replay_concatenate import replay_concatenation
 from mindspeed_precision.diagnose.replay_gemm import replay_gemm
 from mindspeed_precision.diagnose.rules.gradients import another_sum
+from mindspeed_precision.diagnose.rules.layouts import WRONG_SIDE
 from mindspeed_precision.errors import DumpError, ReplayError
 from mindspeed_precision.records import Finding, Replay, Side
 
@@ -40,15 +41,23 @@ def _prove(facts: Facts, finding: Finding) -> Finding:
         remedy = "; ".join(filter(None, (finding.remedy, error.remedy)))
         return replace(finding, evidence=evidence, remedy=remedy)
     if answer.proved:
-        return replace(
+        proved = replace(
             finding, confidence=max(finding.confidence, 0.99), proved_by_replay=True, replay=answer
         )
+        return _blame(proved, answer) if finding.id.startswith("layout.") else proved
     if finding.id == "layout.noncontiguous_accumulate" and answer.complete and not _misread(answer):
         return replace(another_sum(facts, finding.explains), replay=answer)
     wrong = "not proved by replay: the recorded recipes do not give both sides bit for bit"
     if not answer.complete:
         wrong = "not proved by replay: some of what was read lies outside the recorded tensors"
     return replace(finding, evidence=(*finding.evidence, wrong), replay=answer)
+
+
+def _blame(finding: Finding, answer: Replay) -> Finding:
+    """Say which side is wrong: the one that is far from the same operation in float64."""
+    wrong = Side.CANDIDATE if answer.candidate_error > answer.baseline_error else Side.BASELINE
+    remedy = finding.remedy.replace(WRONG_SIDE, wrong.value, 1)
+    return replace(finding, title=f"{finding.title}; the {wrong.value} is wrong", remedy=remedy)
 
 
 def _misread(answer: Replay) -> bool:

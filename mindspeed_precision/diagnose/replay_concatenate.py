@@ -97,12 +97,21 @@ def _replay(facts: Facts, origin: Origin) -> Replay:
         raise ReplayError("what entered the operation was not recorded", where=origin.key.describe())
     _require(move, origin)
     sides = {side: _side(facts, side, move) for side in Side}
-    arrangement = _search(sides)
-    if arrangement is None:
+    tried = (_answer(origin, move, sides, arrangement) for arrangement in _search(sides))
+    answers = []
+    for answer in tried:
+        answers.append(answer)
+        if answer.proved:
+            return answer
+    if not answers:
         raise ReplayError(
             f"no arrangement of {move.names} gives either side: the operation does more than move numbers",
             where=origin.key.describe(),
         )
+    return answers[0]
+
+
+def _answer(origin: Origin, move: Move, sides: Mapping[Side, _Moved], arrangement: _Arrangement) -> Replay:
     recipes, unknown = _try(sides, arrangement)
     return Replay(
         key=origin.key,
@@ -154,13 +163,17 @@ def _side(facts: Facts, side: Side, move: Move) -> _Moved:
     )
 
 
-def _search(sides: Mapping[Side, _Moved]) -> _Arrangement | None:
-    """Return the first arrangement that gives a side bit for bit, each part read as its strides say."""
-    for one in sides.values():
-        for arrangement in _arrangements(one.parts):
+def _search(sides: Mapping[Side, _Moved]) -> Iterator[_Arrangement]:
+    """Yield the arrangements that give a side bit for bit, each part read as its strides say.
+
+    A misread part can look like one whose axes were permuted: several arrangements may give a side, and only
+    the right one, with strides ignored, gives the other.
+    """
+    for arrangement in _arrangements(sides[Side.BASELINE].parts):
+        for one in sides.values():
             if _glance(one, arrangement) and one.mismatched(arrangement, {})[0] == 0:
-                return arrangement
-    return None
+                yield arrangement
+                break
 
 
 def _arrangements(parts: Mapping[str, NDArray[Any]]) -> Iterator[_Arrangement]:
@@ -226,7 +239,9 @@ def _ignorings(sides: Iterable[_Moved]) -> Iterator[Layouts]:
     seen: list[Layouts] = [{}]
     for one in sides:
         odd = {slot: layout for slot, layout in one.layouts.items() if may_be_misread(layout)}
-        seen += [choice for choice in (odd, *({slot: odd[slot]} for slot in odd)) if choice not in seen]
+        for choice in (odd, *({slot: odd[slot]} for slot in odd)):
+            if choice not in seen:
+                seen.append(choice)
     yield from seen
 
 
@@ -235,14 +250,14 @@ def _describe(side: _Moved, arrangement: _Arrangement, ignoring: Layouts) -> str
     permuted = [shape[axis] for axis in arrangement.axes]
     dim = next((d for d in range(len(shape)) if prod(permuted[:d]) == arrangement.blocks), None)
     moved = "" if list(arrangement.axes) == sorted(arrangement.axes) else f".permute{arrangement.axes}"
-    parts = [f"{slot}{moved}" for slot in arrangement.order]
-    where = f"dim {dim}" if dim is not None else f"{arrangement.blocks} blocks"
-    text = f"concatenate {', '.join(parts)} along {where}"
-    if ignoring:
-        names = ", ".join(ignoring)
-        text += f", strides ignored of {names} {' and '.join(sorted(set(map(_layout, ignoring.values()))))}"
-    return text
+    parts = ", ".join(f"{name}{moved}" for name in arrangement.order)
+    text = f"concatenate {parts} along {f'dim {dim}' if dim is not None else f'{arrangement.blocks} blocks'}"
+    if not ignoring:
+        return text
+    strides = " and ".join(dict.fromkeys(map(_strides, ignoring.values())))
+    whose = "" if len(ignoring) == len(side.parts) else f" of {', '.join(ignoring)}"
+    return f"{text}, strides ignored{whose} ({strides})"
 
 
-def _layout(layout: Layout) -> str:
+def _strides(layout: Layout) -> str:
     return f"{list(layout.stride)}" + (f" at {layout.storage_offset}" if layout.storage_offset else "")

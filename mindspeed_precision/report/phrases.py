@@ -143,7 +143,11 @@ def replay_lines(replay: Replay) -> list[str]:
     recorded_ones = [recipe for recipe in replay.recipes if recipe.recorded_for]
     hits_any = [r for r in replay.recipes if 0 in (r.baseline_mismatched, r.candidate_mismatched)]
     what = "dW" if replay.key.role is Role.WGRAD else replay.key.role.value
-    told = recorded_ones if replay.proved else list(dict.fromkeys([*recorded_ones, *hits_any]))
+    told = (
+        [r for r in recorded_ones if r in hits_any]
+        if replay.proved
+        else list(dict.fromkeys([*recorded_ones, *hits_any]))
+    )
     width = max((len(recipe.recipe) for recipe in told), default=0)
     lines = []
     for recipe in told:

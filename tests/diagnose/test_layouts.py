@@ -228,8 +228,8 @@ def misread(tensor):
     return np.ascontiguousarray(tensor.values.transpose(order)).reshape(tensor.values.shape)
 
 
-def write_backward(directory, parts, result, *, payloads=True):
-    """Write a run in which core_attention sends ``parts`` back and ``result`` reaches linear_qkv."""
+def write_backward(directory, parts, result, *, payloads=True, modules=("core_attention",) * 3):
+    """Write a run in which ``modules`` send ``parts`` back and ``result`` reaches linear_qkv."""
     create_run(directory, {"parallel": RankCoordinates().sizes()})
     writer = RankWriter(directory, coordinates=RankCoordinates())
     weight = f"{ATTENTION}.linear_qkv.weight"
@@ -238,8 +238,8 @@ def write_backward(directory, parts, result, *, payloads=True):
     )
     dgrad = {"step": 0, "microbatch": 0, "phase": Phase.DGRAD}
     rows = [
-        (RecordKey(**dgrad, fqn=f"{ATTENTION}.core_attention", role=Role.GRAD_INPUT, slot=str(slot)), part)
-        for slot, part in enumerate(parts)
+        (RecordKey(**dgrad, fqn=f"{ATTENTION}.{module}", role=Role.GRAD_INPUT, slot=str(slot)), part)
+        for slot, (module, part) in enumerate(zip(modules, parts, strict=True))
     ]
     qkv = f"{ATTENTION}.linear_qkv"
     rows.append((RecordKey(**dgrad, fqn=qkv, role=Role.GRAD_OUTPUT, slot="0"), dense(result)))
@@ -309,11 +309,39 @@ def test_split_that_ignores_strides_is_proved(join, tmp_path):
     right, careless = [
         next(name for name, sides in given.items() if sides == [s]) for s in ("baseline", "candidate")
     ]
-    assert careless == f"{right}, strides ignored of {QKV} [4, 60, 20, 1]"
+    assert careless == f"{right}, strides ignored ([4, 60, 20, 1])"
     assert finding.replay.baseline_error == 0 < finding.replay.candidate_error
     assert any("they differ in their order alone" in line for line in finding.evidence)
+    assert finding.title.endswith("; the candidate is wrong")
     assert "the candidate is wrong" in " ".join(render(diagnosis).split())
-    assert "mint.chunk" in finding.remedy
+    assert finding.remedy.startswith("candidate: split with mint.chunk")
+
+
+def test_layouts_that_both_runs_have_leave_it_to_the_replay_which_is_wrong(tmp_path):
+    parts = gradients()
+    odd = [lying(part, ODD) for part in parts]
+    baseline = write_backward(tmp_path / "a", odd, per_head([misread(part) for part in odd]))
+    candidate = write_backward(tmp_path / "b", odd, per_head(parts))
+    finding = compare_runs(baseline, candidate).findings[0]
+    assert finding.proved_by_replay
+    assert finding.title.endswith("; the baseline is wrong")
+    assert finding.remedy.startswith("baseline: ")
+    assert "core_attention[1]: strides (4, 60, 20, 1) (not contiguous) in both runs" in finding.evidence
+
+
+def test_parts_may_come_from_several_modules(tmp_path):
+    """With rotary embeddings q and k reach the split from what follows it, v from the attention."""
+    parts = gradients()
+    modules = ("q_layernorm", "k_layernorm", "core_attention")
+    odd = [dense(parts[0]), dense(parts[1]), lying(parts[2], ODD)]
+    one = write_backward(tmp_path / "a", odd, per_head(parts), modules=modules)
+    wrong = per_head([parts[0], parts[1], misread(odd[2])])
+    finding = compare_runs(one, write_backward(tmp_path / "b", odd, wrong, modules=modules)).findings[0]
+    assert finding.proved_by_replay
+    assert (
+        "q_layernorm[0], k_layernorm[1], core_attention[2] have the same bits on both sides"
+        in finding.evidence
+    )
 
 
 def test_one_part_alone_may_be_misread(tmp_path):
@@ -323,7 +351,7 @@ def test_one_part_alone_may_be_misread(tmp_path):
     candidate = write_backward(tmp_path / "b", odd, per_head([parts[0], misread(odd[1]), parts[2]]))
     finding = compare_runs(baseline, candidate).findings[0]
     assert finding.proved_by_replay
-    assert f"concatenate {QKV} along dim 3, strides ignored of core_attention[1] [4, 60, 20, 1]" in recipes(
+    assert f"concatenate {QKV} along dim 3, strides ignored of core_attention[1] ([4, 60, 20, 1])" in recipes(
         finding
     )
 

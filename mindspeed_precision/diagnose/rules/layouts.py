@@ -11,6 +11,9 @@ from mindspeed_precision.diagnose.rules.registry import rule
 from mindspeed_precision.diagnose.storage import may_be_misread
 from mindspeed_precision.records import Finding, Layout, Origin, Pair, Phase, RecordKey, Role, Severity, Side
 
+WRONG_SIDE = "the side that is wrong"
+"""Who must act, until a replay tells."""
+
 CONTIGUOUS_WGRAD = "wgrad_contiguous"
 """Name of the remedy (``patches/remedies.yaml``) that makes a linear return a contiguous dW."""
 
@@ -37,11 +40,7 @@ def accumulate(facts: Facts) -> Iterable[Finding]:
         evidence=(
             first.inputs,
             *reason(first),
-            *(
-                f"{name}: {describe_layout(layout)} in the {side.value}"
-                for side in sides
-                for name, layout in odd[side].items()
-            ),
+            *_layout_lines({side: odd[side] for side in sides}),
             *_reordered(first),
             *concerns([origin for origin, _ in sums]),
         ),
@@ -65,7 +64,7 @@ def _reordered(first: Origin) -> tuple[str, ...]:
 
 
 def _accumulate_remedy(sides: list[Side]) -> str:
-    which = sides[0].value if len(sides) == 1 else "the side that is wrong"
+    which = sides[0].value if len(sides) == 1 else WRONG_SIDE
     return (
         f"{which}: --precision-debug-set remedies=[{CONTIGUOUS_WGRAD}], or return grad_weight.contiguous() "
         "from the backward of that linear"
@@ -91,6 +90,19 @@ def _odd_operands(facts: Facts, origin: Origin) -> Mapping[Side, dict[str, Layou
         layouts = {name: of_side(pair, side).layout for name, pair in accumulated(facts, origin).items()}
         found[side] = {n: lay for n, lay in layouts.items() if lay is not None and may_be_misread(lay)}
     return found
+
+
+def _layout_lines(odd: Mapping[Side, Mapping[str, Layout]]) -> list[str]:
+    """Describe layouts by name, once where both runs have the same one."""
+    runs: dict[str, list[Side]] = {}
+    for side, layouts in odd.items():
+        for name, layout in layouts.items():
+            runs.setdefault(f"{name}: {describe_layout(layout)}", []).append(side)
+    both = "both runs"
+    return [
+        f"{line} in {both if len(sides) == len(Side) else f'the {sides[0].value}'}"
+        for line, sides in runs.items()
+    ]
 
 
 def _strided(layouts: Mapping[str, Layout]) -> bool:
@@ -138,12 +150,7 @@ def _moved_finding(found: list[tuple[Origin, Move]]) -> Finding:
         evidence=(
             _inputs(move),
             *reason(first),
-            *(
-                f"{slot} {list(of_side(move.parts[slot], side).shape)}: "
-                f"{describe_layout(layout)} in the {side.value}"
-                for side in sides
-                for slot, layout in _odd_parts(move, side).items()
-            ),
+            *_layout_lines({side: _odd_parts(move, side) for side in sides}),
             _conserved(moves, first.key),
             *concerns([origin for origin, _ in found]),
         ),
@@ -173,7 +180,7 @@ def _conserved(moves: list[Side], key: RecordKey) -> str:
 
 
 def _moved_remedy(sides: list[Side]) -> str:
-    which = sides[0].value if len(sides) == 1 else "the side that is wrong"
+    which = sides[0].value if len(sides) == 1 else WRONG_SIDE
     return (
         f"{which}: split with mint.chunk, ops.split or slices instead of mint.split, or "
         f"--precision-debug-set remedies=[{SPLIT_BY_SLICES}] (MindSpore on CPU: 2.8.0 to 2.10.0 are wrong, "
