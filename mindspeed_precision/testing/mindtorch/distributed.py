@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import functools
 import os
+import pickle
 from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from mindspeed_precision.testing.mindtorch.piece import CompatPiece, Mends, load
 
@@ -176,6 +179,23 @@ def broadcast(tensor: Any, src: int, group: Group | None = None, async_op: bool 
     return Done() if async_op else None
 
 
+def broadcast_object_list(
+    object_list: list[Any], src: int = 0, group: Group | None = None, device: Any = None
+) -> None:
+    """Give every rank the picklable objects of world rank ``src``, in place: their bytes, one in an int64."""
+    torch, group = load("mindtorch"), group or _world[0]
+    if group.size() == 1:
+        return
+    sends = own_rank() == src
+    content = np.frombuffer(pickle.dumps(list(object_list)) if sends else b"", np.uint8).astype(np.int64)
+    length = torch.from_numpy(np.array([content.size], np.int64))
+    broadcast(length, src, group)
+    carried = torch.from_numpy(content if sends else np.zeros(int(length.item()), np.int64))
+    broadcast(carried, src, group)
+    # another rank of this very run sent it
+    object_list[:] = pickle.loads(carried.numpy().astype(np.uint8).tobytes())
+
+
 def barrier(group: Group | None = None, *_: Any, **__: Any) -> None:
     """Wait for every rank of ``group``: by a sum, since a barrier is not there on a CPU."""
     torch = load("mindtorch")
@@ -184,7 +204,8 @@ def barrier(group: Group | None = None, *_: Any, **__: Any) -> None:
 
 _FUNCTIONS = (
     *(init_process_group, destroy_process_group, is_initialized, new_group, get_rank, get_world_size),
-    *(get_process_group_ranks, all_reduce, all_gather, broadcast, barrier),
+    *(get_process_group_ranks, all_reduce, all_gather, broadcast, broadcast_object_list),
+    barrier,
 )
 
 
