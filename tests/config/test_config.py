@@ -59,7 +59,8 @@ def test_preset_loads_by_name_and_by_path(preset):
 
 
 def test_the_presets():
-    assert [path.stem for path in PRESETS] == ["first-divergence", "full-dump", "quick"]
+    names = ["across-frameworks", "first-divergence", "full-dump", "full-size", "quick"]
+    assert [path.stem for path in PRESETS] == names
     quick = load_settings("quick").capture
     assert quick.level_of(key()) is Level.FINGERPRINT
     assert quick.level_of(key(phase=Phase.LOSS, role=Role.LOSS)) is Level.STATISTICS
@@ -68,6 +69,15 @@ def test_the_presets():
     assert first.level_of(key(phase=Phase.WGRAD, role=Role.INPUT, step=1)) is Level.TENSOR
     assert first.level_of(key(phase=Phase.WGRAD, role=Role.INPUT, step=2)) is Level.STATISTICS
     assert load_settings("full-dump").capture.level_of(key()) is Level.TENSOR
+    full_size = load_settings("full-size")
+    assert full_size.capture.level_of(key()) is Level.STATISTICS
+    assert 2 in full_size.steps
+    assert 3 not in full_size.steps
+    across = load_settings("across-frameworks")
+    assert across.determinism.zero_dropout
+    assert across.capture.level_of(key(phase=Phase.FPROP, role=Role.OUTPUT, step=0)) is Level.TENSOR
+    assert across.capture.level_of(key(phase=Phase.INIT, role=Role.PARAM, step=-1)) is Level.TENSOR
+    assert across.capture.level_of(key(phase=Phase.FPROP, role=Role.OUTPUT, step=1)) is Level.STATISTICS
 
 
 def test_later_layers_win(tmp_path):
@@ -152,7 +162,7 @@ def test_a_missing_file_lists_the_presets():
     with pytest.raises(ConfigError) as caught:
         load_settings("no-such-preset")
     assert "no-such-preset" in str(caught.value)
-    assert "first-divergence, full-dump, quick" in caught.value.remedy
+    assert "across-frameworks, first-divergence, full-dump, full-size, quick" in caught.value.remedy
 
 
 @pytest.mark.parametrize(
