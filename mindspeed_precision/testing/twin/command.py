@@ -10,6 +10,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from mindspore import Tensor
+
 from mindspeed_precision.testing.initial_weights import save_weights
 from mindspeed_precision.testing.twin.defects import PROBES, Measurement
 from mindspeed_precision.testing.twin.settings import CHOICES, TwinSettings
@@ -41,16 +44,16 @@ def main(words: Sequence[str]) -> None:
             sys.stdout.write(log_line(done, trainer.settings) + "\n")
             sys.stdout.flush()
             if session is not None:
-                session.step(loss=done.loss, grad_norm=done.grad_norm)
+                session.step(loss=Tensor(np.float32(done.loss)), grad_norm=done.grad_norm)  # Megatron's types
 
 
 def log_line(done: TwinStep, settings: TwinSettings) -> str:
-    """Return the line of a step in Megatron's form; iterations count from 1 there."""
+    """Return the line of a step in Megatron's form, with more digits; iterations count from 1 there."""
     samples = (done.step + 1) * settings.microbatches * settings.micro_batch_size
     return (
         f" iteration {done.step + 1:8d}/{settings.steps:8d} | consumed samples: {samples:12d} | "
-        f"learning rate: {done.learning_rate:.6E} | lm loss: {done.loss:.6E} | "
-        f"grad norm: {done.grad_norm:.3f} |"
+        f"learning rate: {done.learning_rate:.6E} | lm loss: {done.loss:.9E} | "
+        f"grad norm: {done.grad_norm:.9f} |"
     )
 
 
