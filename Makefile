@@ -45,7 +45,7 @@ NATIVE := .venv-mindspore-native
 NATIVE_VERSION := 2.10.0
 DEMO_MINDSPORE_MCORE := 0.12.1
 
-# What MindSpeed imports beside torch, out of the way of the environment that everything else is tested in.
+# What MindSpeed imports, and what the Makefile of its Megatron-LM calls, out of the way of what all else is tested in.
 MINDSPEED_NEEDS := .mindspeed-needs
 
 # One thread per process: the order of a sum depends on it, and the tests start several processes.
@@ -137,7 +137,7 @@ $(MCORE)/%/megatron/core/package_info.py: | $(BIN)/python
 $(MINDSPEED_NEEDS)/.ready: | $(BIN)/python
 	@echo "installing what MindSpeed imports into $(MINDSPEED_NEEDS)"
 	rm -rf $(MINDSPEED_NEEDS)
-	$(PIP) install --no-deps --target $(MINDSPEED_NEEDS) scipy psutil six einops pyyaml pybind11
+	$(PIP) install --no-deps --target $(MINDSPEED_NEEDS) scipy psutil pybind11
 	touch $@
 
 # Each recipe ends with what makes the environment ready, or with the reason why there is none.
