@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("torch")
 
 from mindspeed_precision.errors import ConfigError, PrecisionError
-from mindspeed_precision.testing.demo import command, probe
+from mindspeed_precision.testing.demo import command, glm4_story, probe
 
 pytestmark = pytest.mark.torch
 ROOT = Path(__file__).parents[2]
@@ -38,7 +38,7 @@ def test_the_probe_counts_elements_that_depend_on_the_layout():
 
 
 def test_a_cpu_that_cannot_show_the_case_says_so(monkeypatch, tmp_path):
-    monkeypatch.setattr(command, "probe", lambda: None)
+    monkeypatch.setattr(glm4_story, "probe", lambda: None)
     with pytest.raises(PrecisionError, match="cannot show this case"):
         command.run("glm4", out=tmp_path / "new")
 

@@ -1,9 +1,10 @@
-"""Start a training run under torchrun on this machine's CPUs, and read its log as its user does."""
+"""Start a training run on this machine's CPUs, with torch or MindSpore, and read its log as its user does."""
 
 from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,6 +14,8 @@ from pathlib import Path
 from mindspeed_precision.errors import ExternalCommandError
 
 SCRIPT = Path(__file__).with_name("pretrain_gpt.py")
+_PACKAGE_ROOT = Path(__file__).resolve().parents[3]
+_LAUNCH = _PACKAGE_ROOT / "launch"
 
 # One thread: the order of sums, and so the bits, depends on how many there are.
 PINNED = {
@@ -97,24 +100,80 @@ def run_training(
         *(word for name in without for word in ("--without", name)),
         *(str(script), *args),
     ]
+    return _run(
+        command, _environment(megatron, environment or {}), what=script.name, log=log, timeout=timeout
+    )
+
+
+def run_on_mindspore(
+    script: Path, args: Sequence[str], *, python: Path, processes: int = 1, log: Path, timeout: float = 600
+) -> CompletedRun:
+    """Run ``script`` on MindSpore through mindtorch (``launch/mindspore_cpu.sh``), and wait for it.
+
+    Args:
+        script: a training script, the same as for ``run_training``.
+        args: its arguments.
+        python: interpreter of the environment that has MindSpore, mindtorch and megatron-core.
+        processes: how many ranks; more than one are started by msrun.
+        log: file that gets everything it prints; its directory is made.
+        timeout: seconds after which it is stopped.
+
+    Raises:
+        ExternalCommandError: it ended with another status than 0, or not in time.
+    """
+    command = [str(python), "-m", "mindspeed_precision.testing.mindtorch", str(script), *args]
+    environment = {**_environment(None, {}), "PYTHONPATH": str(_PACKAGE_ROOT)}
+    if processes > 1:
+        command = ["bash", str(_LAUNCH / "mindspore_cpu.sh"), str(script), *args]
+        ranks = log.with_suffix("")
+        environment |= {"PYTHON": str(python), "NPROC": str(processes), "MSRUN_LOG_DIR": str(ranks)}
+        environment["MASTER_PORT"] = str(_free_port())
+    return _run(command, environment, what=script.name, log=log, timeout=timeout)
+
+
+def run_twin(args: Sequence[str], *, python: Path, log: Path, timeout: float = 600) -> CompletedRun:
+    """Train the native MindSpore twin (``testing.twin``), and wait for it.
+
+    Args:
+        args: its arguments.
+        python: interpreter of the environment that has MindSpore.
+        log: file that gets everything it prints; its directory is made.
+        timeout: seconds after which it is stopped.
+
+    Raises:
+        ExternalCommandError: it ended with another status than 0, or not in time.
+    """
+    command = [str(python), "-m", "mindspeed_precision.testing.twin", *args]
+    environment = {**_environment(None, {}), "PYTHONPATH": str(_PACKAGE_ROOT)}
+    return _run(command, environment, what="the twin", log=log, timeout=timeout)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _run(
+    command: Sequence[str], environment: Mapping[str, str], *, what: str, log: Path, timeout: float
+) -> CompletedRun:
+    """Run ``command`` with its output in ``log``, and wait for it."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as stream:
-        process = subprocess.Popen(
-            command, stdout=stream, stderr=subprocess.STDOUT, env=_environment(megatron, environment or {})
-        )
+        process = subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, env=environment)
         try:
             returncode: int | None = process.wait(timeout=timeout)
         except subprocess.TimeoutExpired:
             returncode = None
         finally:
             if process.poll() is None:
-                process.terminate()  # torchrun ends its ranks
+                process.terminate()  # a launcher ends its ranks
                 process.wait()
     if returncode != 0:
         found = f"stopped after {timeout:g} s" if returncode is None else f"exit status {returncode}"
         raise ExternalCommandError(
             f"the training run failed; its last lines were:\n{_tail(log)}\n",
-            where=script.name,
+            where=what,
             found=found,
             expected="exit status 0",
             remedy=f"read {log}",
@@ -142,8 +201,7 @@ def parse_log(text: str) -> tuple[LogRow, ...]:
 
 def _environment(megatron: Path | None, extra: Mapping[str, str]) -> dict[str, str]:
     environment = {**os.environ, **PINNED}
-    package_root = Path(__file__).resolve().parents[3]
-    paths = [str(package_root), *([str(megatron.resolve())] if megatron else [])]
+    paths = [str(_PACKAGE_ROOT), *([str(megatron.resolve())] if megatron else [])]
     if inherited := os.environ.get("PYTHONPATH"):
         paths.append(inherited)
     return {**environment, "PYTHONPATH": os.pathsep.join(paths), **extra}

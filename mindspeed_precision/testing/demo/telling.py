@@ -1,0 +1,45 @@
+"""How a demo tells what happens while it happens."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from mindspeed_precision.testing.demo.launch import CompletedRun
+
+_Result = TypeVar("_Result")
+
+
+def say(text: str) -> None:
+    """Print a line at once: what follows may take a minute."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def timed(what: str, work: Callable[[], _Result]) -> _Result:
+    """Say what is done, do it, say how long it took."""
+    sys.stdout.write(f"  {what} … ")
+    sys.stdout.flush()
+    start = time.monotonic()
+    done = work()
+    say(f"{time.monotonic() - start:.0f} s")
+    return done
+
+
+def log_table(baseline: CompletedRun, candidate: CompletedRun) -> str:
+    """Return loss and grad norm of two runs as their logs print them, differences marked."""
+    lines = ["  step   loss baseline   loss candidate   grad norm baseline   grad norm candidate"]
+    for one, two in zip(baseline.rows, candidate.rows, strict=True):
+        marks = [
+            name
+            for name, a, b in (("loss", one.loss, two.loss), ("norm", one.grad_norm, two.grad_norm))
+            if a != b
+        ]
+        mark = f"   ← {' and '.join(marks)}" if marks else ""
+        lines.append(
+            f"  {one.iteration - 1:4d}   {one.loss:>13}   {two.loss:>14}   {one.grad_norm:>18}   "
+            f"{two.grad_norm:>19}{mark}"
+        )
+    return "\n".join(lines)
