@@ -24,7 +24,7 @@ from mindspeed_precision.testing.demo.mindspore import (
 from mindspeed_precision.testing.demo.telling import log_table, say, timed
 
 WHAT_IT_IS = (
-    "MindSpore CPU through mindtorch (an `import torch` that is MindSpore underneath), and MindSpore's own cells;\n"
+    "MindSpore CPU through mindtorch (an `import torch` that is MindSpore underneath), and in its own cells;\n"
     "  not MSAdapter, not Ascend; no bf16 compute, no sequence parallelism, no send/recv"
 )
 ALIGNED = 0.99
@@ -35,14 +35,14 @@ _PROCESSES = {1: "one process", 2: "two processes, tensor-parallel"}
 def tell(directory: Path) -> bool:
     """Tell every case; each in a directory of its own."""
     say(f"One GPT on two frameworks: PyTorch and MindSpore.\n  {WHAT_IT_IS}\n  files       {directory}\n")
-    return all([case(directory) for case in (tell_healthy, tell_accumulate, tell_split, tell_optimizer)])
+    shown = [case(directory) for case in (tell_healthy, tell_accumulate, tell_split, tell_optimizer)]
+    return all(shown)
 
 
 def tell_healthy(directory: Path) -> bool:
     """Tell of a healthy pair: one script on torch and on MindSpore, and MindSpore twice."""
-    return all(
-        [_healthy(directory / "healthy", processes=1), _healthy(directory / "healthy-tp2", processes=2)]
-    )
+    shown = [_healthy(directory / f"healthy-tp{processes}", processes=processes) for processes in _PROCESSES]
+    return all(shown)
 
 
 def _healthy(out: Path, *, processes: int) -> bool:

@@ -1,7 +1,7 @@
 """Megatron's parallel linear with a dW of the same values in another layout: a transposed view.
 
-Run as a script, ``transposed_wgrad.py SCRIPT ARGS…`` runs SCRIPT with it. The one difference to Megatron's own
-backward is how dW lies in memory::
+Run as a script, ``transposed_wgrad.py SCRIPT ARGS…`` runs SCRIPT with it. The one difference to Megatron's
+own backward is how dW lies in memory::
 
     Megatron            dW                          strides (in, 1)
     here                dW.t().contiguous().t()     a transposed view, bit for bit the same
