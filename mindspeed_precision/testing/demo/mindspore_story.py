@@ -13,7 +13,7 @@ from typing import Any
 from mindspeed_precision.errors import ExternalCommandError
 from mindspeed_precision.records import Diagnosis, Phase, Severity, Verdict
 from mindspeed_precision.report.console import show
-from mindspeed_precision.testing.demo.mindspore import (
+from mindspeed_precision.testing.demo.frameworks import (
     NATIVE_PYTHON,
     PYTHON,
     Framework,
@@ -24,7 +24,7 @@ from mindspeed_precision.testing.demo.mindspore import (
 from mindspeed_precision.testing.demo.telling import log_table, say, timed
 
 WHAT_IT_IS = (
-    "MindSpore CPU through mindtorch (an `import torch` that is MindSpore underneath), and in its own cells;\n"
+    "MindSpore CPU through mindtorch (`import torch` that is MindSpore underneath), and in its own cells;\n"
     "  not MSAdapter, not Ascend; no bf16 compute, no sequence parallelism, no send/recv"
 )
 ALIGNED = 0.99
