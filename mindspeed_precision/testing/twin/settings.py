@@ -38,7 +38,8 @@ class TwinSettings:
             returns it beside an output without it (``skip_bias_add``).
         gradients: ``tape``, which accumulates over microbatches, or ``value_and_grad``.
         optimizer: ``adamw`` (``optimizer.AdamW``), ``experimental.adamw`` (MindSpore's, works),
-            ``mint.adam`` or ``mint.sgd`` (MindSpore's, leave parameters as they are on a CPU).
+            ``mint.adam`` or ``mint.sgd`` (MindSpore's, leave parameters as they are on a CPU; the Adam of
+            2.7.1 has no kernel for weight decay and says so).
         lr: learning rate at its highest.
         min_lr: what it decays to by a cosine; None for a constant rate.
         weight_decay: of matrices; biases and normalisations are not decayed, as in Megatron.
