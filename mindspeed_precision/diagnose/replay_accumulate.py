@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from mindspeed_precision.backends.base import HostTensor
 from mindspeed_precision.diagnose.facts import Facts, pair_of
+from mindspeed_precision.diagnose.graph import Node
 from mindspeed_precision.diagnose.recipes import proves
 from mindspeed_precision.diagnose.storage import may_be_misread, read_ignoring_layout
 from mindspeed_precision.errors import ReplayError
@@ -83,14 +84,14 @@ class _Sum:
         return float(np.linalg.norm(np.ravel(to_numbers(self.result) - exact))) / size if size else 0.0
 
 
-def accumulated(facts: Facts, origin: Origin) -> dict[str, Pair]:
+def accumulated(facts: Facts, total: Node) -> dict[str, Pair]:
     """Return what a sum was made of, by name: ``main_grad`` before it, where there was one, and ``dW``."""
-    wanted = Role.BGRAD if origin.key.fqn.endswith(".bias") else Role.WGRAD
+    wanted = Role.BGRAD if total.key.fqn.endswith(".bias") else Role.WGRAD
     found: dict[str, Pair] = {}
-    for node in facts.graph.consumed(facts.node_of(origin)):
+    for node in facts.graph.consumed(total):
         pair = node.comparison.pair
-        if isinstance(pair, Pair) and node.rank == origin.ranks[0]:
-            if node.key.phase is origin.key.phase and node.key.occurrence == origin.key.occurrence:
+        if isinstance(pair, Pair) and node.rank == total.rank:
+            if node.key.phase is total.key.phase and node.key.occurrence == total.key.occurrence:
                 found.setdefault("main_grad", pair)
             elif node.key.role is wanted:
                 found.setdefault("dW", pair)
@@ -98,7 +99,7 @@ def accumulated(facts: Facts, origin: Origin) -> dict[str, Pair]:
 
 
 def _replay(facts: Facts, origin: Origin) -> Replay:
-    result, operands = pair_of(origin.comparison), accumulated(facts, origin)
+    result, operands = pair_of(origin.comparison), accumulated(facts, facts.node_of(origin))
     _require(origin, result, operands)
     sides = {side: _side(facts, side, result, operands) for side in Side}
     recipes, unknown = [], 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mindspeed_precision.records import INIT_STEP, Diagnosis, Level, Origin, Phase, RecordKey, Role
+from mindspeed_precision.records import INIT_STEP, Diagnosis, Finding, Level, Origin, Phase, RecordKey, Role
 
 _MOST = 8
 
@@ -24,19 +24,20 @@ def capture_window(diagnosis: Diagnosis) -> dict[str, Any] | None:
     if first is None or first.key.step == INIT_STEP:
         return None
     same_kind = [origin for origin in diagnosis.origins if _alike(origin, first)]
-    windows = list(dict.fromkeys(_window(origin.key) for origin in same_kind))[:_MOST]
-    names = dict.fromkeys(name for window in windows for name in window)
+    suspected = [finding.where for finding in diagnosis.findings if _unproved(finding)]
+    keys = [key for key in (*suspected, *(origin.key for origin in same_kind)) if key is not None]
+    windows = list(dict.fromkeys((key.step, _window(key)) for key in keys))[:_MOST]
+    kept = dict.fromkeys((step, *place) for step, places in windows for place in places)
     rules = [
-        {
-            "fqn": name,
-            "role": "*",
-            "phase": phase.value,
-            "steps": str(first.key.step),
-            "level": Level.TENSOR.value,
-        }
-        for name, phase in names
+        {"fqn": name, "role": "*", "phase": phase.value, "steps": str(step), "level": Level.TENSOR.value}
+        for step, name, phase in kept
     ]
     return {"capture": {"rules": rules}}
+
+
+def _unproved(finding: Finding) -> bool:
+    """Tell whether a finding names a record, perhaps before the first divergence, to be looked at."""
+    return finding.id.startswith("layout.noncontiguous") and not finding.proved_by_replay
 
 
 def _alike(origin: Origin, first: Origin) -> bool:

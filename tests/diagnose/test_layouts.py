@@ -454,3 +454,38 @@ def test_proofs_need_no_framework(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "True"
+
+
+@pytest.mark.parametrize("moved", [LINEAR, HEAD])
+def test_each_side_is_proved_from_its_own_operands(moved, tmp_path):
+    """Between frameworks dW agrees within tolerance only: a side's sum is made of that side's dW."""
+    rounding = plant(phase="wgrad", role="wgrad", fqn=f"{moved}.weight", step=0, value=nudged(3))
+    one = write_fake_run(tmp_path / "a", **ELEMENTS, plants=[rounding])
+    diagnosis = compare_runs(one, write_fake_run(tmp_path / "b", **ELEMENTS, **WRONG), policy="tolerance")
+    assert diagnosis.first_divergence.key.phase is Phase.ACCUMULATE
+    finding = diagnosis.findings[0]
+    assert (finding.id, finding.proved_by_replay) == ("layout.noncontiguous_accumulate", True)
+
+
+def test_statistics_that_cannot_see_a_misread_sum_do_not_hide_it(tmp_path):
+    """Norms agree where every operand is misread alike: the update is the first that a tolerance can see."""
+    shape = {"microbatches": 3, "dot_grad": True, "steps": 3}
+    rounding = plant(phase="wgrad", role="wgrad", fqn="*weight", step=0, value=nudged(3))
+    one = write_fake_run(tmp_path / "a", **shape, plants=[rounding])
+    diagnosis = compare_runs(one, write_fake_run(tmp_path / "b", **shape, **WRONG), policy="tolerance")
+    assert diagnosis.first_divergence.key.phase is Phase.OPTIMIZER
+    (finding,) = diagnosis.findings
+    assert (finding.id, finding.proved_by_replay) == ("layout.noncontiguous_accumulate", False)
+    assert finding.where.phase is Phase.ACCUMULATE
+    assert set(finding.explains) == {origin.key for origin in diagnosis.origins}
+    capture = load_settings(write_files(diagnosis, tmp_path / "out")["window"]).capture
+    after = RecordKey(**{**vars(finding.where), "microbatch": 1})
+    assert capture.level_of(after) is Level.TENSOR
+
+
+def test_within_tolerance_and_in_another_layout_is_no_finding_where_nothing_diverges(tmp_path):
+    shape = {"microbatches": 3, "dot_grad": True}
+    rounding = plant(phase="wgrad", role="wgrad", fqn=WEIGHT, step=1, value=nudged(3))
+    one = write_fake_run(tmp_path / "a", **shape, plants=[rounding])
+    diagnosis = compare_runs(one, write_fake_run(tmp_path / "b", **shape, transposed=ALL), policy="tolerance")
+    assert (diagnosis.status, diagnosis.findings) == (Verdict.WITHIN_TOLERANCE, ())

@@ -242,7 +242,7 @@ def _accumulation_finding(
 
 def _unchanged(facts: Facts, origin: Origin) -> tuple[str, ...]:
     """Say where an accumulation left main_grad as it was although dW is not zero."""
-    operands = accumulated(facts, origin)
+    operands = accumulated(facts, facts.node_of(origin))
     if not {"main_grad", "dW"} <= set(operands):
         return ()
     result, lines = pair_of(origin.comparison), []

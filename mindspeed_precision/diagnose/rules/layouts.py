@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
-from mindspeed_precision.diagnose.facts import Facts, concerns, describe_layout, reason
+from mindspeed_precision.diagnose.facts import Facts, concerns, describe_layout, names, reason
+from mindspeed_precision.diagnose.graph import Node
 from mindspeed_precision.diagnose.moved import Move, move_of, of_side
 from mindspeed_precision.diagnose.replay_accumulate import accumulated
 from mindspeed_precision.diagnose.rules.registry import rule
 from mindspeed_precision.diagnose.storage import may_be_misread
-from mindspeed_precision.records import Finding, Layout, Origin, Pair, Phase, RecordKey, Role, Severity, Side
+from mindspeed_precision.records import (
+    Finding,
+    Layout,
+    Origin,
+    Pair,
+    Phase,
+    RecordKey,
+    Role,
+    Severity,
+    Side,
+    Verdict,
+)
 
 WRONG_SIDE = "the side that is wrong"
 """Who must act, until a replay tells."""
@@ -24,7 +36,7 @@ SPLIT_BY_SLICES = "split_by_slices"
 @rule("layout.noncontiguous_accumulate")
 def accumulate(facts: Facts) -> Iterable[Finding]:
     """Find sums of gradients that differ although main_grad and dW agree, one of them not dense in memory."""
-    sums = [(origin, _odd_operands(facts, origin)) for origin in misread_sums(facts)]
+    sums = [(origin, _odd_operands(facts, facts.node_of(origin))) for origin in misread_sums(facts)]
     if not sums:
         return
     first, odd = sums[0]
@@ -48,6 +60,61 @@ def accumulate(facts: Facts) -> Iterable[Finding]:
         where=first.key,
         explains=tuple(origin.key for origin, _ in sums),
     )
+
+
+@rule("layout.noncontiguous_accumulate")
+def accumulate_unseen(facts: Facts) -> Iterable[Finding]:
+    """Find sums that only statistics call equal, of an operand that may be misread, before a divergence.
+
+    A misread gradient can hold the elements of the right one in another order: no norm tells them apart.
+    """
+    sums = unseen_sums(facts)
+    keys = [origin.key for origin in facts.origins]
+    updates = [key for key in keys if updates_unseen(key, sums)]
+    later = [key for key in keys if sums and key.step > sums[0].key.step]
+    if not updates and not later:
+        return
+    first = sums[0]
+    odd = _odd_operands(facts, first)
+    side = next(side for side in Side if odd[side])
+    yield Finding(
+        id="layout.noncontiguous_accumulate",
+        severity=Severity.ERROR,
+        confidence=0.8 if updates else 0.45,
+        title=f"main_grad of {first.key.fqn} may be another sum: in the {side.value} what is added does not "
+        "lie densely in memory, and an addition that ignores strides reads other numbers",
+        evidence=(
+            f"{first.key.describe()}: bits differ, statistics agree, which do not see the order of elements",
+            *_layout_lines({side: odd[side]}),
+            f"it concerns {names(node.key.fqn for node in sums)}",
+        ),
+        remedy=f"{_accumulate_remedy([side])}; to prove it, rerun both with --precision-debug-config "
+        "capture_window.yaml and compare again",
+        where=first.key,
+        explains=tuple(dict.fromkeys([*updates, *later])),
+    )
+
+
+def unseen_sums(facts: Facts) -> list[Node]:
+    """Return the accumulations, in execution order, that agree in statistics alone and may be misread."""
+    found = [
+        node
+        for node in facts.graph.all.nodes
+        if node.key.phase is Phase.ACCUMULATE
+        and node.key.slot == "after"
+        and node.comparison.verdict is Verdict.WITHIN_TOLERANCE
+        and "mismatched" not in node.comparison.metrics
+        and "main_grad" in accumulated(facts, node)
+        and [_strided(odd) for odd in _odd_operands(facts, node).values()].count(True) == 1
+    ]
+    return sorted(found, key=lambda node: node.order)
+
+
+def updates_unseen(key: RecordKey, sums: Sequence[Node]) -> bool:
+    """Tell whether a record is of the update that one of these sums went into."""
+    updated = {(node.key.step, node.key.fqn) for node in sums}
+    phases = (Phase.REDUCE, Phase.CLIP, Phase.OPTIMIZER)
+    return key.phase in phases and (key.step, key.fqn) in updated
 
 
 def _accumulate_confidence(first: Origin, odd: list[dict[str, Layout]]) -> float:
@@ -76,18 +143,18 @@ def misread_sums(facts: Facts) -> list[Origin]:
     found = []
     for origin in facts.origins_in(Phase.ACCUMULATE, Role.MAIN_GRAD):
         if origin.key.slot == "after":
-            odd = _odd_operands(facts, origin)
+            odd = _odd_operands(facts, facts.node_of(origin))
             strided = any(_strided(layouts) for layouts in odd.values())
             if strided or bool(odd[Side.BASELINE]) != bool(odd[Side.CANDIDATE]):
                 found.append(origin)
     return found
 
 
-def _odd_operands(facts: Facts, origin: Origin) -> Mapping[Side, dict[str, Layout]]:
+def _odd_operands(facts: Facts, total: Node) -> Mapping[Side, dict[str, Layout]]:
     """Return by side the layouts of the operands, by name, that a careless addition misreads."""
     found: dict[Side, dict[str, Layout]] = {}
     for side in Side:
-        layouts = {name: of_side(pair, side).layout for name, pair in accumulated(facts, origin).items()}
+        layouts = {name: of_side(pair, side).layout for name, pair in accumulated(facts, total).items()}
         found[side] = {n: lay for n, lay in layouts.items() if lay is not None and may_be_misread(lay)}
     return found
 

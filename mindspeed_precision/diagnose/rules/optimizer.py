@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from mindspeed_precision.diagnose.facts import Facts, fqns, names, pair_of
+from mindspeed_precision.diagnose.graph import Node
+from mindspeed_precision.diagnose.rules.layouts import unseen_sums, updates_unseen
 from mindspeed_precision.diagnose.rules.registry import rule
 from mindspeed_precision.diagnose.rules.unmoved import did_not_move
 from mindspeed_precision.records import Finding, Origin, Phase, Role, Severity
@@ -58,13 +60,16 @@ def _number(value: float | None) -> str:
     return "another number (no statistics were kept)" if value is None else f"{value:.10g}"
 
 
-def _unmoved(facts: Facts, origin: Origin) -> bool:
-    return origin.key.role in (Role.PARAM, Role.MASTER_PARAM) and did_not_move(facts, origin.key)
+def _known(facts: Facts, origin: Origin, unseen: Sequence[Node]) -> bool:
+    """Tell whether another rule has the cause: a parameter that did not move, or a sum that was misread."""
+    still = origin.key.role in (Role.PARAM, Role.MASTER_PARAM) and did_not_move(facts, origin.key)
+    return still or updates_unseen(origin.key, unseen)
 
 
 @rule("optimizer.grad_norm", "optimizer.clip", "optimizer.state", "optimizer.update")
 def arithmetic(facts: Facts) -> Iterable[Finding]:
     """Find steps of the optimizer that give another result from the same inputs."""
+    unseen = unseen_sums(facts)
     for id_, phase, roles, what, remedy in (
         (
             "optimizer.grad_norm",
@@ -98,7 +103,7 @@ def arithmetic(facts: Facts) -> Iterable[Finding]:
             "the master weights",
         ),
     ):
-        origins = [o for o in facts.origins_in(phase, *roles) if not _unmoved(facts, o)]
+        origins = [o for o in facts.origins_in(phase, *roles) if not _known(facts, o, unseen)]
         if origins:
             yield Finding(
                 id=id_,
