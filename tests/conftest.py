@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from collections.abc import Callable
@@ -70,6 +71,16 @@ def mindspore_python() -> Path:
 def mindspore_native_python() -> Path:
     """Return the interpreter with MindSpore 2.10.0 and no torch API on it, or skip without it."""
     return _mindspore("MSP_MINDSPORE_NATIVE_PYTHON", ".venv-mindspore-native")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Set what MindSpore takes once per process, and only before its first operator."""
+    wanted = any(item.get_closest_marker("mindspore") for item in session.items)
+    if wanted and importlib.util.find_spec("mindspore") is not None:
+        import mindspore
+
+        mindspore.set_device("CPU")
+        mindspore.runtime.launch_blocking()
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:

@@ -22,7 +22,6 @@ from mindspeed_precision.record.statistics import digest_host  # noqa: E402
 
 pytestmark = pytest.mark.mindspore
 
-mindspore.runtime.launch_blocking()
 BACKEND = load_backend("mindspore")
 CASES = tensor_cases()
 
