@@ -130,6 +130,13 @@ class CaptureBackend(Backend, Protocol):
         """Call ``observe`` with the gradient of ``tensor``, summed over everything that consumes it."""
         ...
 
+    def hook_before_write(self, tensor: Any, observe: Callable[[Any], None]) -> None:
+        """Call ``observe`` with the gradient of what ``tensor`` was before it was last written in place.
+
+        Does nothing where `hook_gradient`, called before the write, sees it anyway.
+        """
+        ...
+
     def hook_accumulation(
         self, parameter: Any, before: Callable[[Any], None], after: Callable[[], None] | None
     ) -> list[Any]:

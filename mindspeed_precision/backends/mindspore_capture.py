@@ -87,6 +87,9 @@ class MindSporeTape(MindSporeBackend):
         handle: Handle = tensor.register_hook(observe)
         return handle
 
+    def hook_before_write(self, tensor: Tensor, observe: Callable[[Tensor], None]) -> None:
+        """Do nothing: without a count of writes nobody asks."""
+
     def hook_accumulation(
         self, parameter: Tensor, before: Callable[[Tensor], None], after: Callable[[], None] | None
     ) -> list[Any]:

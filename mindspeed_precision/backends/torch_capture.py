@@ -93,6 +93,21 @@ class TorchCapture(TorchBackend):
         handle: Handle = tensor.register_hook(observe)
         return handle
 
+    def hook_before_write(self, tensor: torch.Tensor, observe: Callable[[torch.Tensor], None]) -> None:
+        """Hook the node that autograd puts into the history of the tensor that a written view looks at.
+
+        A hook on the view itself sits on a node that the write takes out of the graph. Of a view of a part
+        the node tells nothing that could be cut out safely.
+        """
+        base = tensor._base if tensor._is_view() else None
+        if base is None or base.numel() != tensor.numel() or base.grad_fn is None:
+            return
+        shape, whole = tensor.shape, tensor.is_contiguous() and base.is_contiguous()
+        if whole:
+            base.grad_fn.register_hook(
+                lambda before, _: observe(before[0].view(shape)) if before[0] is not None else None
+            )
+
     def hook_accumulation(
         self,
         parameter: nn.Parameter,

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from mindspeed_precision.backends.capture_base import AfterCall, BeforeCall, CaptureBackend, Handle
@@ -51,6 +52,23 @@ def attach_modules(context: CaptureContext) -> list[Any]:
     return handles
 
 
+@dataclass(frozen=True, kw_only=True)
+class _InputHook:
+    """A hook on an input of a running call.
+
+    Attributes:
+        slot: which input.
+        tensor: the input itself; the caller holds it until the call ends.
+        version: of the tensor when it came in: what was written in place is no longer what came in.
+        handle: of the hook.
+    """
+
+    slot: str
+    tensor: Any
+    version: int
+    handle: Handle
+
+
 class _InputHooks:
     """Hooks on the inputs of running calls, so that a call that returns its input can reorder them.
 
@@ -60,7 +78,7 @@ class _InputHooks:
 
     def __init__(self, backend: CaptureBackend) -> None:
         self._backend = backend
-        self._running: dict[Call, dict[int, tuple[str, Handle, int]]] = {}
+        self._running: dict[Call, dict[int, _InputHook]] = {}
         self._leaves: list[Handle] = []
         self._step: int | None = None
         self.asleep = False
@@ -87,7 +105,9 @@ class _InputHooks:
         """Hook the gradient of an input."""
         handle = _observe_gradient(context, call, Role.GRAD_INPUT, tensor, slot)
         if handle is not None:
-            self._running.setdefault(call, {})[id(tensor)] = (slot, handle, self._backend.version(tensor))
+            version = self._backend.version(tensor)
+            hook = _InputHook(slot=slot, tensor=tensor, version=version, handle=handle)
+            self._running.setdefault(call, {})[id(tensor)] = hook
             self.keep(tensor, handle)
 
     def keep(self, tensor: Any, handle: Handle | None) -> None:
@@ -95,11 +115,8 @@ class _InputHooks:
         if handle is not None and self._backend.is_leaf(tensor):
             self._leaves.append(handle)
 
-    def take(self, call: Call) -> dict[int, tuple[str, Handle, int]]:
-        """Return and forget the hooks of ``call``, by the ``id`` of their tensor, which is still alive.
-
-        The last entry is the tensor's version: what was written in place is no longer what came in.
-        """
+    def take(self, call: Call) -> dict[int, _InputHook]:
+        """Return and forget the hooks of ``call``, by the ``id`` of their tensor, which is still alive."""
         return self._running.pop(call, {})
 
 
@@ -136,19 +153,28 @@ def _after(context: CaptureContext, fqn: str, chunk: int | None, hooks: _InputHo
         if call is None:
             return
         inputs = hooks.take(call)
+        for hook in inputs.values():
+            _follow_write(context, call, hook)
         for slot, tensor in tensors_of(backend, output):
             if chunk is not None and backend.requires_grad(tensor):
                 hooks.keep(tensor, backend.hook_gradient(tensor, _tell_backward_microbatch(context, call)))
             if wanted:
                 context.observe_call(call, Phase.FPROP, Role.OUTPUT, tensor, slot or "0")
                 hooks.keep(tensor, _observe_gradient(context, call, Role.GRAD_OUTPUT, tensor, slot or "0"))
-                input_slot, handle, version = inputs.get(id(tensor), ("", None, -1))
-                if handle is not None and backend.version(tensor) == version:
+                came_in = inputs.get(id(tensor))
+                if came_in is not None and backend.version(tensor) == came_in.version:
                     # returned as it came: its gradient arrives before it leaves
-                    handle.remove()
-                    hooks.add(context, call, tensor, input_slot)
+                    came_in.handle.remove()
+                    hooks.add(context, call, tensor, came_in.slot)
 
     return after
+
+
+def _follow_write(context: CaptureContext, call: Call, hook: _InputHook) -> None:
+    """See the gradient of an input that was written in place: the hook on a view is lost with the write."""
+    if context.backend.version(hook.tensor) == hook.version + 1:
+        observe = _gradient_observer(context, call, Role.GRAD_INPUT, hook.slot)
+        context.backend.hook_before_write(hook.tensor, observe)
 
 
 def _tell_backward_microbatch(context: CaptureContext, call: Call) -> Callable[[Any], None]:
@@ -164,6 +190,11 @@ def _observe_gradient(
     backend = context.backend
     if not (backend.grad_enabled() and backend.requires_grad(tensor)) or backend.is_parameter(tensor):
         return None
+    return backend.hook_gradient(tensor, _gradient_observer(context, call, role, slot))
+
+
+def _gradient_observer(context: CaptureContext, call: Call, role: Role, slot: str) -> Callable[[Any], None]:
+    """Return a function that records a gradient of this call, if it arrives in this step."""
     step = context.recorder.step
 
     def observe(grad: Any) -> None:
@@ -172,4 +203,4 @@ def _observe_gradient(
         context.clock.backward_microbatch = call.microbatch
         context.observe_call(call, Phase.DGRAD, role, grad, slot)
 
-    return backend.hook_gradient(tensor, observe)
+    return observe

@@ -88,6 +88,26 @@ def test_the_gradient_that_leaves_a_module_that_works_in_place(record):
     assert (left != arrived).any()
 
 
+class Masks(nn.Module):
+    """Writes what it is given, as Megatron's attention mask does."""
+
+    def forward(self, scores):
+        scores.masked_fill_(torch.eye(4, dtype=torch.bool), -1e4)
+        return scores.softmax(-1)
+
+
+def test_the_gradient_of_a_view_that_a_module_writes_is_that_of_what_came_in(record):
+    torch.manual_seed(0)
+    linear, mask, weights = nn.Linear(4, 8), Masks(), torch.randn(2, 4, 4)
+    model = nn.ModuleDict({"linear": linear, "mask": mask})
+    model.forward = lambda x: mask(linear(x).view(2, 4, 4)) * weights
+    run = record(model, None, lambda: model(torch.randn(4, 4)).sum().backward(), steps=1, overrides=TENSORS)
+    (_, left), *_ = found(run, Phase.DGRAD, Role.GRAD_INPUT, "mask")
+    (_, below), *_ = found(run, Phase.DGRAD, Role.GRAD_OUTPUT, "linear")
+    assert (left.reshape(below.shape) == below).all()
+    assert (left[:, range(4), range(4)] == 0).all()
+
+
 TENSORS = ["capture.level=tensor"]
 
 
