@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -122,7 +122,7 @@ def _judge(
         metrics |= context.update_metrics(pair, rule)
     if metrics.get("noise_elements") and not said:
         said = f"; the gradient of {metrics['noise_elements']} elements {CANCELS}"
-    verdict, reason = _verdict(_limits(rule, metrics, pair, context), rule, policy, metrics)
+    verdict, reason = _verdict(limits_for(rule, metrics, pair, context), rule, policy, metrics)
     return decided(verdict, reason + said)
 
 
@@ -144,7 +144,9 @@ def _without(elements: _Elements, noise: NDArray[np.bool_]) -> Metrics:
     return rest | {"noise_elements": int(np.count_nonzero(noise))}
 
 
-def _limits(rule: RecordRule, metrics: Metrics, pair: Pair, context: Context | None) -> tuple[Limit, ...]:
+def limits_for(
+    rule: RecordRule, metrics: Mapping[str, float | int | bool], pair: Pair, context: Context | None
+) -> tuple[Limit, ...]:
     """Return the bounds that apply: to the elements where they are known, else to the statistics."""
     known = all(limit.metric in metrics for limit in rule.limits)
     limits = rule.limits if known or not rule.without_elements else rule.without_elements
