@@ -25,6 +25,9 @@ except ImportError:
 _STATES = {"exp_avg": ("exp_avg", "moment1", "moments1"), "exp_avg_sq": ("exp_avg_sq", "moment2", "moments2")}
 """What MindSpore's optimizers call their states: ``mindspore.experimental.optim``, ``nn.Adam``, others."""
 
+_STEP_COUNTERS = ("global_step", "state_step", "steps_taken")
+"""What they call the number of steps that were made: ``nn.Optimizer``, ``experimental.optim``, others."""
+
 
 class MindSporeCapture(MindSporeTape):
     """Implements ``backends.capture_base.CaptureBackend`` for ``nn.Cell`` in PyNative mode."""
@@ -153,9 +156,10 @@ def _hyperparameters(optimizer: Any, group: dict[str, Any]) -> dict[str, Any]:
         value = getattr(optimizer, attribute, None)
         if name not in found and isinstance(value, (int, float, Tensor)):
             found[name] = value
-    steps = getattr(optimizer, "global_step", getattr(optimizer, "steps_taken", None))
-    if isinstance(steps, (int, float, Tensor)):
-        found["step"] = steps
+    for name in _STEP_COUNTERS:
+        steps = getattr(optimizer, name, None)
+        if isinstance(steps, (int, float, Tensor)):
+            found["step"] = steps
     return found
 
 

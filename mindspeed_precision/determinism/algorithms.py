@@ -14,6 +14,7 @@ from typing import Any
 from mindspeed_precision.backends.detect import TORCH, loaded_framework
 from mindspeed_precision.config import DeterminismSettings
 from mindspeed_precision.determinism import witness
+from mindspeed_precision.errors import DeterminismError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +131,9 @@ def pin_algorithms(settings: DeterminismSettings) -> dict[str, Any]:
     Args:
         settings: ``fill_uninitialized_memory`` decides that switch; the others are always pinned.
 
+    Raises:
+        DeterminismError: strict, and the framework refuses to turn a switch any more.
+
     Returns:
         Every switch as it is now; for ``reassert``. Empty when no framework is loaded.
     """
@@ -146,11 +150,26 @@ def pin_algorithms(settings: DeterminismSettings) -> dict[str, Any]:
     with witness.looking_away():
         for switch in switches:
             if switch.name in pinned and switch.read(framework) != pinned[switch.name]:
-                switch.write(framework, pinned[switch.name])
+                _turn(switch, framework, pinned[switch.name], strict=settings.strict)
         if switches is MINDSPORE_SWITCHES:
             framework.runtime.launch_blocking()
     witness.forget()
     return snapshot()
+
+
+def _turn(switch: Switch, framework: Any, value: Any, *, strict: bool) -> None:
+    """Turn a switch; MindSpore's may be set once per process, by whoever comes first."""
+    try:
+        switch.write(framework, value)
+    except RuntimeError as error:
+        if strict:
+            raise DeterminismError(
+                what=f"{switch.name} cannot be set any more: {' '.join(str(error).split())}",
+                where="determinism",
+                found=repr(switch.read(framework)),
+                expected=repr(value),
+                remedy="let the program leave it alone, or accept it with determinism.strict=false",
+            ) from error
 
 
 def snapshot() -> dict[str, Any]:

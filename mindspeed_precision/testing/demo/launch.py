@@ -122,13 +122,14 @@ def run_on_mindspore(
         ExternalCommandError: it ended with another status than 0, or not in time.
     """
     command = [str(python), "-m", "mindspeed_precision.testing.mindtorch", str(script), *args]
+    ranks: Path | None = None
     environment = {**_environment(None, {}), "PYTHONPATH": str(_PACKAGE_ROOT)}
     if processes > 1:
         command = ["bash", str(_LAUNCH / "mindspore_cpu.sh"), str(script), *args]
-        ranks = log.with_suffix("")
+        ranks = log.with_name(f"{log.stem}-ranks")
         environment |= {"PYTHON": str(python), "NPROC": str(processes), "MSRUN_LOG_DIR": str(ranks)}
         environment["MASTER_PORT"] = str(_free_port())
-    return _run(command, environment, what=script.name, log=log, timeout=timeout)
+    return _run(command, environment, what=script.name, log=log, timeout=timeout, ranks=ranks)
 
 
 def run_twin(args: Sequence[str], *, python: Path, log: Path, timeout: float = 600) -> CompletedRun:
@@ -155,9 +156,18 @@ def _free_port() -> int:
 
 
 def _run(
-    command: Sequence[str], environment: Mapping[str, str], *, what: str, log: Path, timeout: float
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    what: str,
+    log: Path,
+    timeout: float,
+    ranks: Path | None = None,
 ) -> CompletedRun:
-    """Run ``command`` with its output in ``log``, and wait for it."""
+    """Run ``command`` with its output in ``log``, and wait for it.
+
+    msrun writes what each rank prints into a file of its own in ``ranks``: they are added to ``log``.
+    """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as stream:
         process = subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, env=environment)
@@ -169,6 +179,10 @@ def _run(
             if process.poll() is None:
                 process.terminate()  # a launcher ends its ranks
                 process.wait()
+    if ranks is not None:
+        with log.open("ab") as stream:
+            for part in sorted(ranks.glob("worker_*.log")):
+                stream.write(part.read_bytes())
     if returncode != 0:
         found = f"stopped after {timeout:g} s" if returncode is None else f"exit status {returncode}"
         raise ExternalCommandError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from mindspeed_precision.testing.twin.defects import PROBES, Measurement
 from mindspeed_precision.testing.twin.settings import CHOICES, TwinSettings
 from mindspeed_precision.testing.twin.trainer import TwinStep, TwinTrainer
 
-LINEAR_PATCHES = Path(__file__).with_name("twin_linear.yaml")
+LINEAR_PATCHES = Path(__file__).with_name("patches")
 PROGRAM = "python -m mindspeed_precision.testing.twin"
 
 
@@ -30,8 +31,7 @@ def main(words: Sequence[str]) -> None:
     """
     arguments = _parser().parse_args(words)
     if arguments.probe:
-        for probe in PROBES.values():
-            sys.stdout.write(probe_line(probe()) + "\n")
+        _tell_probes(as_json=arguments.json)
         return
     trainer = TwinTrainer(_settings(arguments))
     if arguments.save_weights:
@@ -57,6 +57,18 @@ def log_line(done: TwinStep, settings: TwinSettings) -> str:
     )
 
 
+def _tell_probes(*, as_json: bool) -> None:
+    measured = {name: probe() for name, probe in PROBES.items()}
+    if not as_json:
+        sys.stdout.write("".join(f"{probe_line(found)}\n" for found in measured.values()))
+        return
+    told = {
+        name: {"present": found.present, "follows_law": found.follows_law, "line": probe_line(found)}
+        for name, found in measured.items()
+    }
+    sys.stdout.write(json.dumps(told) + "\n")
+
+
 def probe_line(measured: Measurement) -> str:
     """Return what a probe found, for a person."""
     if not measured.present:
@@ -72,20 +84,16 @@ def _session(arguments: argparse.Namespace, trainer: TwinTrainer) -> Iterator[An
     if arguments.precision_debug_out is None:
         yield None
         return
-    from mindspeed_precision.patching.declare import load_file
-    from mindspeed_precision.patching.session import PatchSession
     from mindspeed_precision.session import Session
 
-    session = Session(
+    with Session(
         model=trainer.model,
         optimizer=trainer.optimizer,
         config=arguments.precision_debug_config,
-        overrides=arguments.precision_debug_set,
+        overrides=[f"patches.search_path=[{LINEAR_PATCHES}]", *arguments.precision_debug_set],
         out=arguments.precision_debug_out,
-    )
-    with PatchSession(load_file(LINEAR_PATCHES)) as linears, session:
+    ) as session:
         yield session
-        linears.require_healthy(at="first step")
 
 
 def _settings(arguments: argparse.Namespace) -> TwinSettings:
@@ -100,6 +108,7 @@ def _parser() -> argparse.ArgumentParser:
         "--save-weights", type=Path, help="write the initial weights to this safetensors file"
     )
     parser.add_argument("--probe", action="store_true", help="say which defects this MindSpore has, and stop")
+    parser.add_argument("--json", action="store_true", help="with --probe: as JSON")
     parser.add_argument("--precision-debug-out", type=Path, help="record the run into this directory")
     parser.add_argument("--precision-debug-config", type=Path, help="settings of the recording")
     parser.add_argument("--precision-debug-set", nargs="*", default=[], metavar="KEY=VALUE")

@@ -28,7 +28,10 @@ class Gradients(Protocol):
         """Run one microbatch forward and backward."""
 
     def take(self) -> tuple[Tensor, ...]:
-        """Return the sums, in the order of the parameters, and start anew."""
+        """Return the sums, in the order of the parameters."""
+
+    def clear(self) -> None:
+        """Start anew."""
 
 
 class ValueAndGrad:
@@ -51,9 +54,12 @@ class ValueAndGrad:
         self._sums = gradients
 
     def take(self) -> tuple[Tensor, ...]:
-        """Return the sums, in the order of the parameters, and start anew."""
-        sums, self._sums = self._sums, ()
-        return sums
+        """Return the sums, in the order of the parameters."""
+        return self._sums
+
+    def clear(self) -> None:
+        """Start anew."""
+        self._sums = ()
 
 
 class Tape:
@@ -88,11 +94,13 @@ class Tape:
             )
 
     def take(self) -> tuple[Tensor, ...]:
-        """Return the sums, in the order of the parameters, and start anew."""
-        sums = tuple(parameter._grad for parameter in self._parameters)
+        """Return the sums, in the order of the parameters."""
+        return tuple(parameter._grad for parameter in self._parameters)
+
+    def clear(self) -> None:
+        """Start anew."""
         for parameter in self._parameters:
             parameter._grad = None
-        return sums
 
 
 @contextmanager

@@ -91,6 +91,7 @@ class TwinTrainer:
         """Run one step: forward and backward of all microbatches, clipping, optimizer."""
         settings = self.settings
         self._reports.clear()
+        self._gradients.clear()
         for _ in range(settings.microbatches):
             self._gradients.add()
         gradients = self._gradients.take()
