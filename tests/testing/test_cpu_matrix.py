@@ -109,6 +109,7 @@ ABLATIONS: dict[str, tuple[str, int, dict[str, object], str]] = {
         "invalid tensor size",
     ),
     "gloo_backend": ("0.17.1", 1, {"extra": NCCL}, "doesn't have NCCL built in"),
+    "core_loop": ("0.12.1", 1, {}, "No module named 'megatron.training'"),
     "triton_stand_in": ("0.19.2", 1, {}, "No module named 'triton'"),
     "typing_override": ("0.19.2", 1, {}, "cannot import name 'override' from 'typing'"),
 }

@@ -8,7 +8,7 @@ import torch
 from megatron.core import parallel_state
 
 
-def finalize_model_grads(model: list[Any], num_tokens: Any = None) -> None:
+def finalize_model_grads(model: list[Any], num_tokens: Any = None, **_: Any) -> None:
     """Average ``.grad`` over the data-parallel ranks; nothing to do for one rank.
 
     Takes the place of ``megatron.core.distributed.finalize_model_grads``, which needs DDP's buffers. Without

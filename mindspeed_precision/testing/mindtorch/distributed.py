@@ -182,7 +182,7 @@ def broadcast(tensor: Any, src: int, group: Group | None = None, async_op: bool 
 def broadcast_object_list(
     object_list: list[Any], src: int = 0, group: Group | None = None, device: Any = None
 ) -> None:
-    """Give every rank the picklable objects of world rank ``src``, in place: their bytes, one in an int64."""
+    """Give every rank the picklable objects of world rank ``src``, in place, as bytes in int64."""
     torch, group = load("mindtorch"), group or _world[0]
     if group.size() == 1:
         return
@@ -226,7 +226,9 @@ PIECES = (
         "maximum is taken of what was gathered; a group of one, which would hang, is left alone. Ranks "
         "are read "
         "from RANK_ID and RANK_SIZE.",
-        error_without="RuntimeError in init_process_group; a hang in a group of one",
+        error_without="RuntimeError: For 'init', the argument 'backend_name' must be one of; and a hang "
+        "in a group of "
+        "one",
         when="every run",
         apply=_use_mindspore_collectives,
     ),

@@ -70,7 +70,7 @@ PIECES = (
         why="The RNG tracker swaps the state of a device generator that a CPU does not have. There is one "
         "generator, "
         "which is never forked: dropout, where a script asks for it, differs from torch's.",
-        error_without="AttributeError: the device generator",
+        error_without="AttributeError: Module 'mindtorch.cuda' has no attribute 'default_generators'",
         when="every run",
         apply=after_import("megatron.core.tensor_parallel.random", _keep_one_generator),
     ),

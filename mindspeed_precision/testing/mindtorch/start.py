@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.abc
 import importlib.machinery
-import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
@@ -69,10 +68,6 @@ def inert_modules() -> tuple[str, ...]:
     return tuple(_provided)
 
 
-def _set_environment() -> None:
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-
-
 def _launch_blocking() -> None:
     load("mindspore").runtime.launch_blocking()
 
@@ -117,18 +112,8 @@ PIECES = (
         why="megatron-core imports names from DTensor, FSDP, distributed checkpoints and the inductor. "
         "mindtorch's "
         "own copies of them do not import. Each is announced on stderr, and refuses to be used.",
-        error_without="ImportError or AttributeError while megatron.core is imported",
+        error_without="AttributeError: module 'mindtorch.ops.aten' has no attribute 'all'",
         when="every run",
         apply=_provide_inert_modules,
-    ),
-    CompatPiece(
-        name="environment",
-        mends=Mends.MEGATRON,
-        changes=("os.environ['CUDA_DEVICE_MAX_CONNECTIONS']",),
-        why="Megatron wants CUDA_DEVICE_MAX_CONNECTIONS=1 for tensor parallelism.",
-        error_without="a warning, or RuntimeError, of the parallel linears",
-        when="TP > 1",
-        apply=_set_environment,
-        optional=True,
     ),
 )

@@ -134,7 +134,7 @@ PIECES = (
         why="mindtorch sets _base only on what was indexed; megatron-core asks every tensor for it, and "
         "takes None "
         "for 'no view'.",
-        error_without="AttributeError: _base",
+        error_without="AttributeError: 'Tensor' object has no attribute '_base'",
         when="every run",
         apply=_name_no_base,
     ),
@@ -185,7 +185,7 @@ PIECES = (
         why="Megatron allocates and moves with 'cuda'; the device named so is the CPU here, and a tensor "
         "that "
         "MindSpore made itself says that it is there too.",
-        error_without="AttributeError: _device; or a RuntimeError about a GPU",
+        error_without="RuntimeError: Not found op",
         when="every run",
         apply=_always_on_cpu,
     ),

@@ -219,12 +219,22 @@ def train_step(
 
 
 def _mean_losses(reports: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return each loss as the sum over its microbatches divided by their tokens, or by their number."""
+    """Return each loss as the sum over the step's tokens divided by their number.
+
+    A script reports ``(sum, tokens)``, which it has reduced itself (until 0.12), or a tensor of both, which
+    the loop reduces over the data-parallel ranks (from 0.13), or a mean, of which the mean is taken.
+    """
     losses = {}
     for name in reports[0]:
         values = [report[name] for report in reports]
-        pairs = [value if isinstance(value, (tuple, list)) else (value, 1) for value in values]
-        losses[name] = sum(value for value, _ in pairs) / sum(count for _, count in pairs)
+        if isinstance(values[0], (tuple, list)):
+            losses[name] = sum(value[0] for value in values) / sum(value[1] for value in values)
+        elif values[0].numel() == 2:
+            both = torch.stack(values).sum(dim=0)
+            torch.distributed.all_reduce(both, group=mpu.get_data_parallel_group(with_context_parallel=True))
+            losses[name] = both[0] / both[1]
+        else:
+            losses[name] = sum(values) / len(values)
     return losses
 
 
