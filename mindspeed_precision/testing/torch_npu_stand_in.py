@@ -1,9 +1,9 @@
-"""Import real MindSpeed on a CPU: a stand-in for ``torch_npu`` and ``torchair`` that computes nothing.
+"""Import real MindSpeed on a CPU: ``torch_npu``, ``torchair`` and ``acl`` as stand-ins that compute nothing.
 
-MindSpeed imports both at module level, all over. Here are the few names that it asks for where no NPU is
-needed, and no other: one that it asks for beyond them raises and says why. ``torch.npu`` shows the streams
-and generators that the CPU layer (``mindspeed_precision.testing.cpu``) shows as ``torch.cuda``, and says that
-no device is available.
+MindSpeed and MindSpeed-LLM import them at module level, all over. Here are the few names that they ask for
+where no NPU is needed, and no other: one that they ask for beyond them raises and says why. ``torch.npu`` shows
+the streams and generators that the CPU layer (``mindspeed_precision.testing.cpu``) shows as ``torch.cuda``, and
+says that no device is available.
 
 It is for tests. Nothing but ``install()`` puts it there; it says so on stderr, and its version, which
 ``run.json`` records, says so too.
@@ -85,9 +85,23 @@ def _modules() -> tuple[_StandIn, ...]:
     # HCCL's options, of which MindSpeed asks whether they have what a newer HCCL has
     hccl = _StandIn("torch_npu._C._distributed_c10d.ProcessGroupHCCL", Options=type("Options", (), {}))
     c = _StandIn("torch_npu._C", _distributed_c10d=SimpleNamespace(ProcessGroupHCCL=hccl))
+    # asked for while MoE modules are imported, to tell an old CANN from others
+    environment = _StandIn("torch_npu.utils.collect_env", get_cann_version=lambda: VERSION)
+    utils = _StandIn("torch_npu.utils", collect_env=environment)
     ge = _StandIn("torchair.ge", Tensor=_Converted, TensorSpec=_Converted, DataType=_Converted)
     return (
-        _StandIn("torch_npu", __version__=VERSION, npu=npu, contrib=contrib, _C=c, unsupported_dtype=[]),
+        _StandIn("acl"),
+        _StandIn(
+            "torch_npu",
+            __version__=VERSION,
+            npu=npu,
+            contrib=contrib,
+            utils=utils,
+            _C=c,
+            unsupported_dtype=[],
+        ),
+        utils,
+        environment,
         c,
         npu,
         contrib,

@@ -13,6 +13,9 @@ TREES = {"MSP_MINDSPEED": "mindspeed/megatron_adaptor.py", "MSP_MEGATRON_LM": "m
 MINDSPEED_NEEDS = ("scipy", "psutil", "six", "einops", "yaml", "pybind11")
 
 
+MINDSPEED_LLM_NEEDS = ("transformers", "datasets", "peft", "sentencepiece")
+
+
 @pytest.fixture(scope="session")
 def mindspeed() -> dict[str, str]:
     """Return the environment in which MindSpeed and its Megatron-LM can be imported, or skip and say why."""
@@ -25,10 +28,23 @@ def mindspeed() -> dict[str, str]:
         tree = Path(os.environ[variable]).resolve()
         assert (tree / file).is_file(), f"{variable}: {tree} has no {file}"
         paths.append(tree)
-    missing = [name for name in MINDSPEED_NEEDS if importlib.util.find_spec(name) is None]
-    if missing:
-        pytest.skip(
-            f"MindSpeed imports {', '.join(missing)}, not installed here: make mindspeed installs them"
-        )
+    if missing := _missing(MINDSPEED_NEEDS):
+        pytest.skip(f"MindSpeed imports {missing}, not installed here: make mindspeed installs them")
     inherited = os.environ.get("PYTHONPATH", "")
     return {"PYTHONPATH": os.pathsep.join([*map(str, paths), *([inherited] if inherited else [])])}
+
+
+@pytest.fixture(scope="session")
+def mindspeed_llm(mindspeed: dict[str, str]) -> dict[str, str]:
+    """Return the environment in which MindSpeed-LLM can be imported as well, or skip and say why."""
+    if not (path := os.environ.get("MSP_MINDSPEED_LLM")):
+        pytest.skip("MSP_MINDSPEED_LLM is not set: it names a tree of MindSpeed-LLM; see docs/ascend.md")
+    tree = Path(path).resolve()
+    assert (tree / "mindspeed_llm").is_dir(), f"MSP_MINDSPEED_LLM: {tree} has no mindspeed_llm"
+    if missing := _missing(MINDSPEED_LLM_NEEDS):
+        pytest.skip(f"MindSpeed-LLM imports {missing}: put what its requirements.txt lists on PYTHONPATH")
+    return {**mindspeed, "PYTHONPATH": os.pathsep.join([mindspeed["PYTHONPATH"], str(tree)])}
+
+
+def _missing(names: tuple[str, ...]) -> str:
+    return ", ".join(name for name in names if importlib.util.find_spec(name) is None)

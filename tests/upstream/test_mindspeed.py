@@ -72,12 +72,13 @@ def test_after_repatch_what_mindspeed_took_back_is_named(audits):
     assert all(audits["repatched"][name][1] for name in gone)
 
 
-def train(directory, environment, *, under, processes=1, **options):
+def train(directory, environment, *, under, processes=1, llm=False, **options):
     """Record two steps of the demo's script, behind MindSpeed or on Megatron alone."""
     arguments = demo_arguments(iterations=2, dropout=0.0, **options)
     arguments += ["--precision-debug", "--precision-debug-out", str(directory / "run")]
     script, words = (SCRIPTS / "under_mindspeed.py", [str(SCRIPT)]) if under else (SCRIPT, [])
     log = directory / "log"
+    environment = {**environment, "MSP_MINDSPEED_LLM": os.environ["MSP_MINDSPEED_LLM"] if llm else ""}
     run_training(script, [*words, *arguments], processes=processes, environment=environment, log=log)
     return load_run(directory / "run")
 
@@ -99,6 +100,19 @@ def test_a_run_behind_mindspeed_is_recorded_whole(tmp_path, mindspeed, processes
     assert manifest["versions"]["torch_npu"] == "0.0.0+cpu-stand-in"
     assert not {line["name"]: line["problem"] for line in manifest["patches"] if line["problem"]}
     diagnosis = compare_runs(tmp_path / "run", tmp_path / "run", replay=False)
+    assert diagnosis.coverage.parameters_with_wgrad == diagnosis.coverage.parameters > 0
+
+
+def test_the_loop_of_mindspeed_llm_is_recorded_whole(tmp_path, mindspeed_llm):
+    run = train(tmp_path, mindspeed_llm, under=True, llm=True, extra=["--use-mcore-models"])
+    assert all(rank.complete for rank in run.ranks.values())
+    assert run.manifest["findings"] == []
+    lines = {line["name"]: line for line in run.manifest["patches"]}
+    assert not {name: line["problem"] for name, line in lines.items() if line["problem"]}
+    # its adaptor sets its own train as Megatron's: one function, seen once
+    assert (lines["train"]["calls"], lines["train_step"]["calls"]) == (1, 2)
+    assert lines["train_mindspeed_llm"]["note"].startswith("the same function")
+    diagnosis = compare_runs(run, run, replay=False)
     assert diagnosis.coverage.parameters_with_wgrad == diagnosis.coverage.parameters > 0
 
 
