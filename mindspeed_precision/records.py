@@ -68,12 +68,17 @@ class Level(str, Enum):
 
     FINGERPRINT = "fingerprint"
     STATISTICS = "statistics"
+    SKETCH = "sketch"
     TENSOR = "tensor"
 
     @property
     def rank(self) -> int:
-        """Position in the order fingerprint < statistics < tensor."""
+        """Position in the order fingerprint < statistics < sketch < tensor."""
         return list(Level).index(self)
+
+    def includes(self, other: Level) -> bool:
+        """Tell whether what ``other`` keeps is kept."""
+        return self.rank >= other.rank
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -159,6 +164,19 @@ class Statistics:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Sketch:
+    """256 numbers, linear in a tensor, that estimate how far two tensors are apart (``record.sketch``).
+
+    Attributes:
+        data: the numbers, five bytes each.
+        roundoff: bound on the error of the numbers by rounding, relative to their norm.
+    """
+
+    data: bytes
+    roundoff: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Digest:
     """What the record stage computed from a tensor's bits.
 
@@ -167,11 +185,13 @@ class Digest:
             for equal logical tensors whatever their strides.
         unordered: the same without positions; equal under any permutation of the elements.
         statistics: moments, or None when only the fingerprint was asked for.
+        sketch: None where none was asked for, and of integers, of one element, and of numbers too large.
     """
 
     fingerprint: int
     unordered: int
     statistics: Statistics | None = None
+    sketch: Sketch | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,7 +220,7 @@ class TensorRecord:
         shape: logical shape.
         dtype: framework-neutral name (``bfloat16``, ``float32``, ``int64``, ``float8_e4m3fn`` …).
         layout: strides as seen; None for a host number.
-        digest: fingerprint and statistics.
+        digest: fingerprint, statistics and sketch.
         payload: file in the rank's directory that holds the elements under the key ``str(seq)``; or None.
         note: see ``Observation``.
     """
@@ -518,13 +538,23 @@ class Coverage:
 
 @dataclass(frozen=True, kw_only=True)
 class StepScalars:
-    """What a user reads in the log of one step: loss and grad norm of both runs (None: not recorded)."""
+    """What a user reads in the log of one step: loss and grad norm of both runs (None: not recorded).
+
+    Attributes:
+        step: which.
+        baseline_loss: of the baseline.
+        candidate_loss: of the candidate.
+        baseline_grad_norm: of the baseline.
+        candidate_grad_norm: of the candidate.
+        tolerated: ``loss`` and ``grad_norm``, where they differ by no more than the policy allows.
+    """
 
     step: int
     baseline_loss: float | None
     candidate_loss: float | None
     baseline_grad_norm: float | None
     candidate_grad_norm: float | None
+    tolerated: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

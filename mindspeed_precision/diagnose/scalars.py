@@ -18,6 +18,7 @@ def step_scalars(facts: Facts) -> tuple[StepScalars, ...]:
     """
     ranks, steps = facts.alignment.ranks, facts.alignment.steps
     one, two = (_scalars(run, ranks) for run in (facts.baseline, facts.candidate))
+    tolerated = _tolerated(facts)
     return tuple(
         StepScalars(
             step=step,
@@ -25,9 +26,21 @@ def step_scalars(facts: Facts) -> tuple[StepScalars, ...]:
             candidate_loss=two[0].get(step),
             baseline_grad_norm=one[1].get(step),
             candidate_grad_norm=two[1].get(step),
+            tolerated=tuple(name for name in ("loss", "grad_norm") if tolerated.get((step, name))),
         )
         for step in steps
     )
+
+
+def _tolerated(facts: Facts) -> dict[tuple[int, str], bool]:
+    """Tell of which steps the loss and the norm agree within the policy, wherever they were compared."""
+    agree: dict[tuple[int, str], bool] = {}
+    for node in facts.graph.all.nodes:
+        key = node.key
+        if key.role is Role.LOSS or (key.role is Role.GRAD_NORM and key.slot == ""):
+            name = (key.step, "loss" if key.role is Role.LOSS else "grad_norm")
+            agree[name] = agree.get(name, True) and not node.diverges
+    return agree
 
 
 def _scalars(run: Run, ranks: Sequence[int]) -> tuple[dict[int, float], dict[int, float]]:

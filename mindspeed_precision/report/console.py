@@ -12,7 +12,7 @@ from typing import TextIO
 
 from mindspeed_precision.records import Diagnosis, Finding, Severity, Verdict
 from mindspeed_precision.report import phrases
-from mindspeed_precision.report.loss_table import first_difference, loss_table
+from mindspeed_precision.report.loss_table import loss_table, same
 
 _LABEL = 10
 _MARGIN = 2
@@ -63,8 +63,7 @@ def blocks(diagnosis: Diagnosis, files: Mapping[str, str]) -> list[Block]:
     shown.append(Block(label="also", lines=(phrases.others(diagnosis, cause),)))
     rest = [finding for finding in diagnosis.findings if finding is not cause]
     shown += [block for finding in rest for block in _other_blocks(finding)]
-    changed = any(first_difference(diagnosis.scalars, name) is not None for name in ("loss", "grad_norm"))
-    table = tuple(loss_table(diagnosis.scalars)) if changed else ()
+    table = () if same(diagnosis.scalars) else tuple(loss_table(diagnosis.scalars))
     shown.append(Block(label="log", lines=table, table=True))
     shown.append(Block(label="coverage", lines=(phrases.coverage_text(diagnosis),)))
     shown.append(Block(label="policy", lines=(phrases.policy_text(diagnosis),)))

@@ -15,12 +15,16 @@ _MOST_ROWS = 12
 
 
 def first_difference(rows: Sequence[StepScalars], quantity: str) -> int | None:
-    """Return the first step at which ``loss`` or ``grad_norm`` differs; None where it never does."""
+    """Return the first step at which ``loss`` or ``grad_norm`` differs by more than is tolerated; or None."""
     for row in rows:
-        one, two = _values(row, quantity)
-        if one is not None and two is not None and _differ(one, two):
+        if quantity not in row.tolerated and _differ(*_values(row, quantity)):
             return row.step
     return None
+
+
+def same(rows: Sequence[StepScalars]) -> bool:
+    """Tell whether every loss and grad norm is the same number in both runs."""
+    return not any(_differ(*_values(row, name)) for row in rows for name in ("loss", "grad_norm"))
 
 
 def recorded(rows: Sequence[StepScalars], quantity: str) -> bool:
@@ -94,5 +98,7 @@ def _values(row: StepScalars, quantity: str) -> tuple[float | None, float | None
     return row.baseline_grad_norm, row.candidate_grad_norm
 
 
-def _differ(one: float, two: float) -> bool:
+def _differ(one: float | None, two: float | None) -> bool:
+    if one is None or two is None:
+        return False
     return one != two and not (math.isnan(one) and math.isnan(two))
