@@ -166,7 +166,8 @@ def _run(
 ) -> CompletedRun:
     """Run ``command`` with its output in ``log``, and wait for it.
 
-    msrun writes what each rank prints into a file of its own in ``ranks``: they are added to ``log``.
+    msrun writes what each rank prints into a file of its own in ``ranks``, and one rank's into ``log``: when
+    it fails, all are added.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as stream:
@@ -179,7 +180,7 @@ def _run(
             if process.poll() is None:
                 process.terminate()  # a launcher ends its ranks
                 process.wait()
-    if ranks is not None:
+    if ranks is not None and returncode != 0:
         with log.open("ab") as stream:
             for part in sorted(ranks.glob("worker_*.log")):
                 stream.write(part.read_bytes())
