@@ -1,9 +1,9 @@
 """Import real MindSpeed on a CPU: ``torch_npu``, ``torchair`` and ``acl`` as stand-ins that compute nothing.
 
-MindSpeed and MindSpeed-LLM import them at module level, all over. Here are the few names that they ask for
-where no NPU is needed, and no other: one that they ask for beyond them raises and says why. ``torch.npu`` shows
-the streams and generators that the CPU layer (``mindspeed_precision.testing.cpu``) shows as ``torch.cuda``, and
-says that no device is available.
+MindSpeed and MindSpeed-LLM import them at module level, all over. Here are the few names that they ask
+for where no NPU is needed, and no other: one that they ask for beyond them raises and says why.
+``torch.npu`` shows the streams and generators that the CPU layer (``mindspeed_precision.testing.cpu``)
+shows as ``torch.cuda``, and says that no device is available.
 
 It is for tests. Nothing but ``install()`` puts it there; it says so on stderr, and its version, which
 ``run.json`` records, says so too.
