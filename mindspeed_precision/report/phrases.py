@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from mindspeed_precision.records import (
     INIT_STEP,
     NO_MICROBATCH,
@@ -116,6 +118,8 @@ def difference(origin: Origin) -> str:
     if "mismatched" in metrics:
         return _element_difference(metrics, comparison.pair.candidate.dtype)
     order = "the same elements in another order" if metrics.get("permutation") else "bits differ"
+    if "sketch_low" in metrics:
+        return f"{order}; {_estimated(metrics)}; elements were not kept"
     change = metrics.get("norm_change")
     if change is None or "float" not in comparison.pair.candidate.dtype:
         return order
@@ -123,6 +127,12 @@ def difference(origin: Origin) -> str:
         "the norm is the same in every digit" if change == 0 else f"the norm moves by {change:.1e} (relative)"
     )
     return f"{order}; {norm}; elements were not kept"
+
+
+def _estimated(metrics: Mapping[str, float | int | bool]) -> str:
+    if "sketch_distance" not in metrics:
+        return f"the relative error is below {metrics['sketch_high']:.2g} (estimated)"
+    return f"relative error about {metrics['sketch_distance']:.2g} (estimated)"
 
 
 def _element_difference(metrics: object, dtype: str) -> str:

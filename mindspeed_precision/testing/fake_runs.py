@@ -291,7 +291,11 @@ class _Recorder:
                 shape=value.shape,
                 dtype=str(value.dtype),
                 layout=layout,
-                digest=digest_host(host, statistics=self._run.level is not Level.FINGERPRINT),
+                digest=digest_host(
+                    host,
+                    statistics=self._run.level.includes(Level.STATISTICS),
+                    sketch=self._run.level.includes(Level.SKETCH),
+                ),
             )
         )
         if whole:

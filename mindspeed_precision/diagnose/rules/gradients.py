@@ -60,14 +60,14 @@ def scaled(facts: Facts) -> Iterable[Finding]:
 def _scaled_finding(facts: Facts, id_: str, members: list[tuple[Origin, Scale]]) -> Finding:
     first, scale = members[0]
     what = "dW" if id_.startswith("wgrad") else "the reduced gradient"
-    source = "measured on the elements" if scale.measured else "from norm, minimum and maximum alone"
+    known = f"{'measured on' if scale.measured else 'from'} {scale.source}"
     return Finding(
         id=id_,
         severity=Severity.ERROR,
         confidence=0.95 if scale.measured else 0.7,
         title=f"{what} of {first.key.fqn} is {scale.factor:.6g} times the baseline's",
         evidence=(
-            f"candidate = {describe_factor(facts, scale.factor)} × baseline, the rest is rounding ({source})",
+            f"candidate = {describe_factor(facts, scale.factor)} × baseline, the rest is rounding ({known})",
             first.inputs,
             *concerns([origin for origin, _ in members]),
         ),
