@@ -56,8 +56,11 @@ class Backend(Protocol):
         """Return strides, offset and contiguity as they are now."""
         ...
 
-    def begin_digest(self, tensor: Any, *, statistics: bool) -> Any:
-        """Enqueue the fingerprints, and the statistics if asked for; return an opaque handle."""
+    def begin_digest(self, tensor: Any, *, statistics: bool, sketch: bool = False) -> Any:
+        """Enqueue the fingerprints, and statistics and sketch if asked for; return an opaque handle.
+
+        A sketch is asked for with statistics only.
+        """
         ...
 
     def finish_digests(self, handles: Sequence[Any]) -> list[Digest]:

@@ -76,14 +76,15 @@ class MindSporeBackend:
             contiguous=bool(tensor.is_contiguous()),
         )
 
-    def begin_digest(self, tensor: Any, *, statistics: bool) -> Digest:
+    def begin_digest(self, tensor: Any, *, statistics: bool, sketch: bool = False) -> Digest:
         """Return the digest, which is finished: see the module's docstring.
 
         Raises:
             PrecisionError: the tensor cannot be read as dense elements of a known type.
         """
         host = self.snapshot(tensor)
-        return digest_host(host, statistics=statistics and host.dtype not in _BITS_ONLY)
+        numbers = host.dtype not in _BITS_ONLY
+        return digest_host(host, statistics=statistics and numbers, sketch=sketch and numbers)
 
     def finish_digests(self, handles: Sequence[Digest]) -> list[Digest]:
         """Return the digests; there is nothing left to wait for."""

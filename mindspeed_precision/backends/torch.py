@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,9 @@ from numpy.typing import NDArray
 from mindspeed_precision.backends.base import HostTensor
 from mindspeed_precision.backends.torch_digest import ELEMENTS, Sums, sums_of
 from mindspeed_precision.errors import PrecisionError
+from mindspeed_precision.record.sketch import BUCKETS, ROUNDOFF, SINGLE_ROUNDOFF, pack
 from mindspeed_precision.record.statistics import EMPTY
-from mindspeed_precision.records import Digest, Layout, Statistics
+from mindspeed_precision.records import Digest, Layout, Sketch, Statistics
 
 _NPU_FORMATS = {-1: "", 0: "NCHW", 2: "ND", 3: "NC1HWC0", 4: "FRACTAL_Z", 29: "FRACTAL_NZ", 30: "NCDHW"}
 _NPU_ND = 2
@@ -46,7 +48,7 @@ class TorchBackend:
             format=_npu_format(tensor) if tensor.device.type == "npu" else "",
         )
 
-    def begin_digest(self, tensor: torch.Tensor, *, statistics: bool) -> Sums:
+    def begin_digest(self, tensor: torch.Tensor, *, statistics: bool, sketch: bool = False) -> Sums:
         """Enqueue the digest; touches neither the tensor's version, nor autograd, nor a random generator.
 
         Raises:
@@ -54,7 +56,7 @@ class TorchBackend:
         """
         # inference mode: nothing of what follows is recorded by autograd or counted as a write
         with torch.inference_mode():
-            return sums_of(_readable(tensor), statistics=statistics)
+            return sums_of(_readable(tensor), statistics=statistics, sketch=sketch)
 
     def finish_digests(self, handles: Sequence[Sums]) -> list[Digest]:
         """Wait once per device and return the digests."""
@@ -116,12 +118,20 @@ def _finish(device: torch.device, handles: Sequence[Sums]) -> Iterator[Digest]:
     with torch.inference_mode():
         integers = _to_host([tensor for handle in handles for tensor in handle.integers])
         floats = _to_host([tensor for handle in handles for tensor in handle.floats])
+        sketches = _sketches([handle.sketch for handle in handles if handle.sketch is not None])
     integer = number = 0
     for handle in handles:
         integers_end = integer + sum(tensor.numel() for tensor in handle.integers)
         numbers_end = number + len(handle.floats)
-        yield _digest(handle, integers[integer:integers_end], floats[number:numbers_end])
+        digest = _digest(handle, integers[integer:integers_end], floats[number:numbers_end])
+        yield digest if handle.sketch is None else replace(digest, sketch=next(sketches))
         integer, number = integers_end, numbers_end
+
+
+def _sketches(sums: list[torch.Tensor]) -> Iterator[Sketch | None]:
+    roundoffs = [ROUNDOFF if values.dtype == torch.float64 else SINGLE_ROUNDOFF for values in sums]
+    values = _to_host(sums).astype(np.float64).reshape(-1, BUCKETS)
+    return iter([pack(row, roundoff=roundoff) for row, roundoff in zip(values, roundoffs, strict=True)])
 
 
 def _to_host(tensors: list[torch.Tensor]) -> NDArray[Any]:

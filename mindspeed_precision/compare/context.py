@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mindspeed_precision.compare.cancellation import GRADIENT_ROLES, Cancellation
+from mindspeed_precision.compare.estimates import estimate
 from mindspeed_precision.compare.metrics import Metrics
 from mindspeed_precision.compare.policy import Policy, RecordRule
 from mindspeed_precision.compare.reach import Reach, reach_of
@@ -68,7 +69,9 @@ class Context:
             less a few roundings of the dtype, divided by the norm of an update that moved every element by
             the sum of the learning rates since the start. With elements, ``noise_update_ratio``: the largest
             difference of an element whose gradient was noise (of any element, where that is not known),
-            divided by twice that sum. ``noise_elements`` counts them.
+            divided by twice that sum. ``noise_elements`` counts them. With sketches instead of elements,
+            ``sketch_update_share``: the largest value that the first can have, and ``sketch_update_ratio``:
+            the smallest that the second can have, since a root mean square is not above the largest.
         """
         if pair.key.phase is not Phase.OPTIMIZER or pair.key.role not in (Role.PARAM, Role.MASTER_PARAM):
             return {}
@@ -96,7 +99,21 @@ class Context:
         room = distance * math.sqrt(pair.candidate.numel)
         # a tensor that is noise as a whole may move both ways as far as the optimizer can
         room *= 4 * self.reach.amplification if whole else 1.0
-        return metrics | {"norm_update_share": share(moved, room)}
+        return (
+            metrics
+            | {"norm_update_share": share(moved, room)}
+            | self._sketch_update(pair, distance, rounding)
+        )
+
+    def _sketch_update(self, pair: Pair, distance: float, rounding: float) -> Metrics:
+        found, size = estimate(pair.baseline, pair.candidate), pair.baseline.digest.statistics
+        if found is None or size is None:
+            return {}
+        room = distance * math.sqrt(pair.candidate.numel)
+        low, high = (max(end - rounding, 0.0) * size.l2_norm for end in (found.low, found.high))
+        metrics: Metrics = {"sketch_update_share": share(high, room)}
+        metrics["sketch_update_ratio"] = share(low, 2 * self.reach.amplification * room)
+        return metrics
 
     def _element_update(
         self, elements: Elements, distance: float, rounding: float, noise: NDArray[np.bool_] | None

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from mindspeed_precision.backends.base import HostTensor
 from mindspeed_precision.compare.context import Context
+from mindspeed_precision.compare.estimates import BOUNDED, sketch_limit, sketch_metrics
 from mindspeed_precision.compare.metrics import Metrics, element_metrics, kind_mismatch, record_metrics
 from mindspeed_precision.compare.policy import Limit, Policy, RecordRule
 from mindspeed_precision.dump.reader import Run
@@ -21,6 +22,9 @@ BITS_DIFFER = "bits differ"
 
 CANCELS = "cancels to noise"
 """Said of a gradient that is zero in mathematics: no digit of what is left can agree."""
+
+_BY_NORM = ("rel_frobenius", "norm_change", "norm_update_share")
+"""Bounds whose place an estimate takes."""
 
 _NONFINITE = ("nans_baseline", "infs_baseline", "nonfinite_differ")
 
@@ -105,6 +109,8 @@ def _judge(
 
     if elements is not None:
         metrics |= element_metrics(*elements)
+    else:
+        metrics |= sketch_metrics(pair.baseline, pair.candidate)
     rule = policy.rule_for(pair.key, pair.candidate.dtype)
     if rule is None:
         return decided(Verdict.DIVERGED, BITS_DIFFER)
@@ -147,11 +153,19 @@ def _without(elements: _Elements, noise: NDArray[np.bool_]) -> Metrics:
 def limits_for(
     rule: RecordRule, metrics: Mapping[str, float | int | bool], pair: Pair, context: Context | None
 ) -> tuple[Limit, ...]:
-    """Return the bounds that apply: to the elements where they are known, else to the statistics."""
-    known = all(limit.metric in metrics for limit in rule.limits)
-    limits = rule.limits if known or not rule.without_elements else rule.without_elements
+    """Return the bounds that apply: to the elements where they are known, else to the statistics.
+
+    Where sketches decide a bound on the elements, it takes the place of the one on the norm.
+    """
     reach = context.reach.before(pair.key) if context is not None else 0.0
-    return tuple(limit.after(reach) for limit in limits)
+    limits = tuple(limit.after(reach) for limit in rule.limits)
+    if all(limit.metric in metrics for limit in limits):
+        return limits
+    without = tuple(limit.after(reach) for limit in rule.without_elements) or limits
+    estimated = sketch_limit(limits, metrics)
+    if estimated is None:
+        return without
+    return tuple(estimated if limit.metric in _BY_NORM else limit for limit in without)
 
 
 def _verdict(
@@ -165,8 +179,28 @@ def _verdict(
     broken = next((limit for limit in used if not limit.holds(metrics[limit.metric])), None)
     if broken is None:
         return Verdict.WITHIN_TOLERANCE, "bits differ, within " + _described(known)
-    return Verdict.DIVERGED, f"{broken.metric} {metrics[broken.metric]:.3g}, allowed is {broken.describe()}"
+    said = f"{broken.metric} {metrics[broken.metric]:.3g}"
+    if broken.metric in BOUNDED:
+        said = f"{BOUNDED[broken.metric]} at least {metrics[broken.metric]:.2g} (estimated)"
+    return Verdict.DIVERGED, f"{said}, allowed is {_described([broken]).removesuffix(' (estimated)')}"
 
 
 def _described(limits: Iterable[Limit]) -> str:
-    return ", ".join(limit.describe() for limit in limits)
+    return ", ".join(
+        f"{replace(limit, metric=BOUNDED[limit.metric]).describe()} (estimated)"
+        if limit.metric in BOUNDED
+        else limit.describe()
+        for limit in limits
+    )
+
+
+def order_unseen(comparison: Comparison) -> bool:
+    """Tell whether a pair that differs was let pass by numbers that a permutation of its elements leaves."""
+    pair, metrics = comparison.pair, comparison.metrics
+    if comparison.verdict is not Verdict.WITHIN_TOLERANCE or not isinstance(pair, Pair):
+        return False
+    positional = {"mismatched", "sketch_low"} & metrics.keys()
+    if positional or metrics.get("noise_elements") == pair.candidate.numel:
+        return False
+    known = [side.digest.statistics for side in (pair.baseline, pair.candidate)]
+    return any(one is not None and one.l2_norm for one in known)  # zeros of different signs have no order

@@ -14,6 +14,7 @@ from mindspeed_precision.compare.verdict import BITS_DIFFER
 from mindspeed_precision.diagnose.graph import Graph, Node
 from mindspeed_precision.diagnose.movement import Movement, movement_of
 from mindspeed_precision.dump.reader import Run
+from mindspeed_precision.record.sketch import BUCKETS
 from mindspeed_precision.records import (
     Comparison,
     Layout,
@@ -202,36 +203,44 @@ class Scale:
 
     Attributes:
         factor: the multiple.
-        measured: whether elements say so; else norm and extrema do.
+        measured: whether elements or sketches say so; else norm and extrema do.
+        source: what says so.
     """
 
     factor: float
     measured: bool
+    source: str
 
 
 def scale_of(comparison: Comparison) -> Scale | None:
     """Recognise a tensor that is a multiple of the other side's, beyond what rounding can do.
 
     With elements: what is left after the best factor (α = ⟨a, b⟩ / ⟨a, a⟩) is rounding, and α is many
-    standard errors away from 1. Without: norm, minimum and maximum move by one factor.
+    standard errors away from 1; with sketches the same, of 256 sums. Else: norm, minimum and maximum move by
+    one factor.
     """
     metrics = comparison.metrics
     epsilon = _EPSILON.get(pair_of(comparison).candidate.dtype)
     if epsilon is None or metrics.get("permutation"):
         return None
     if "scale" in metrics and "scale_residual" in metrics:
-        return _measured_scale(float(metrics["scale"]), float(metrics["scale_residual"]), metrics, epsilon)
+        factor, residual = float(metrics["scale"]), float(metrics["scale_residual"])
+        return _measured_scale(factor, residual, int(metrics["elements"]), epsilon, "the elements")
+    if "sketch_scale" in metrics:
+        factor, residual = float(metrics["sketch_scale"]), float(metrics["sketch_residual"])
+        numbers = min(pair_of(comparison).candidate.numel, BUCKETS)
+        return _measured_scale(factor, residual, numbers, epsilon, "the sketches")
     return _scale_from_statistics(comparison, epsilon)
 
 
 def _measured_scale(
-    factor: float, residual: float, metrics: Mapping[str, float | int | bool], epsilon: float
+    factor: float, residual: float, numbers: int, epsilon: float, source: str
 ) -> Scale | None:
     deviation = abs(factor - 1)
-    standard_error = residual / math.sqrt(max(int(metrics["elements"]), 1))
+    standard_error = residual / math.sqrt(max(numbers, 1))
     rounding = residual <= 4 * epsilon and deviation >= 12 * standard_error and deviation >= epsilon / 16
-    if int(metrics["elements"]) > 1 and (rounding or deviation > 20 * residual) and deviation > 1e-6:
-        return Scale(factor=factor, measured=True)
+    if numbers > 1 and (rounding or deviation > 20 * residual) and deviation > 1e-6:
+        return Scale(factor=factor, measured=True, source=source)
     return None
 
 
@@ -246,7 +255,9 @@ def _scale_from_statistics(comparison: Comparison, epsilon: float) -> Scale | No
     fits = abs(two.minimum - factor * low) <= slack * abs(low) and abs(
         two.maximum - factor * high
     ) <= slack * abs(high)
-    return Scale(factor=factor, measured=False) if fits and abs(factor - 1) > max(2e-4, slack / 4) else None
+    if not fits or abs(factor - 1) <= max(2e-4, slack / 4):
+        return None
+    return Scale(factor=factor, measured=False, source="norm, minimum and maximum alone")
 
 
 def describe_factor(facts: Facts, factor: float) -> str:

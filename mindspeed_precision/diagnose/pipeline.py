@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from mindspeed_precision.align.match import Alignment
 from mindspeed_precision.compare import Policy, compare_pair, make_context
 from mindspeed_precision.compare.cancellation import GRADIENT_ROLES
-from mindspeed_precision.compare.verdict import CANCELS
+from mindspeed_precision.compare.verdict import CANCELS, order_unseen
 from mindspeed_precision.diagnose.coverage import coverage_of
 from mindspeed_precision.diagnose.divergence import find_origins
 from mindspeed_precision.diagnose.facts import Facts, trained_names
@@ -166,7 +166,7 @@ def _run_notes(facts: Facts) -> list[str]:
 
 
 def _comparison_notes(comparisons: Sequence[Comparison]) -> list[str]:
-    """Name what was excused: gradients that cancel to noise, pairs that a convention keeps apart."""
+    """Name what was excused, and what was judged by little."""
     noise = [c for c in comparisons if c.metrics.get("noise_elements") and c.key.role in GRADIENT_ROLES]
     notes = []
     if noise:
@@ -176,6 +176,13 @@ def _comparison_notes(comparisons: Sequence[Comparison]) -> list[str]:
     if apart:
         count = "1 pair" if len(apart) == 1 else f"{len(apart)} pairs"
         notes.append(f"{count} incomparable by convention, first {apart[0].key.fqn}: {apart[0].reason}")
+    unseen = [c for c in comparisons if order_unseen(c)]
+    if unseen:
+        count = "1 record that differs was" if len(unseen) == 1 else f"{len(unseen)} records that differ were"
+        notes.append(
+            f"{count} judged by norm, minimum and maximum alone, which a permutation does not change (first "
+            f"{unseen[0].key.describe()}): record both runs with capture.level=sketch or tensor"
+        )
     return notes
 
 

@@ -1,11 +1,12 @@
-"""The lines of ``index.jsonl`` and the names of a run's files: schema 1, as ``docs/dump-format.md`` says.
+"""The lines of ``index.jsonl`` and the names of a run's files: schema 2, as ``docs/dump-format.md`` says.
 
 One place knows both directions: what ``to_json`` writes, ``parse_line`` reads back equal, and a line with a
-missing, unknown or ill-typed key is refused with its file and number.
+missing, unknown or ill-typed key is refused with its file and number. Schema 1, without sketches, is read.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 from collections.abc import Mapping
@@ -14,6 +15,8 @@ from typing import Any
 
 from mindspeed_precision.dump.strict_json import check_keys, load_object
 from mindspeed_precision.errors import DumpError
+from mindspeed_precision.record.sketch import ALGORITHM as SKETCH
+from mindspeed_precision.record.sketch import BUCKETS, BYTES, unpack
 from mindspeed_precision.records import (
     INIT_STEP,
     NO_MICROBATCH,
@@ -24,12 +27,16 @@ from mindspeed_precision.records import (
     RankCoordinates,
     RecordKey,
     Role,
+    Sketch,
     Statistics,
     TensorRecord,
 )
 
-SCHEMA = 1
-"""Version of the files of a run; a reader refuses any other."""
+SCHEMA = 2
+"""Version of the files of a run that is written."""
+
+READABLE = (1, 2)
+"""Versions that are read; a reader refuses any other."""
 
 FINGERPRINT = "splitmix64-positional-1"
 """Definition of the fingerprints in a run (``record.fingerprint.ALGORITHM``)."""
@@ -40,7 +47,7 @@ COMPLETE = "COMPLETE"
 FINDINGS = "findings.json"
 
 KEYS: Mapping[str, Mapping[str, tuple[type, ...]]] = {
-    "header": {"schema": (int,), "fingerprint": (str,), "coordinates": (dict,)},
+    "header": {"schema": (int,), "fingerprint": (str,), "sketch": (str,), "coordinates": (dict,)},
     "parameters": {"parameters": (list,)},
     "record": {
         "seq": (int,),
@@ -58,6 +65,7 @@ KEYS: Mapping[str, Mapping[str, tuple[type, ...]]] = {
         "fingerprint": (str,),
         "unordered": (str,),
         "statistics": (dict, type(None)),
+        "sketch": (dict, type(None)),
         "payload": (str, type(None)),
         "note": (str,),
     },
@@ -71,6 +79,9 @@ KEYS: Mapping[str, Mapping[str, tuple[type, ...]]] = {
     },
 }
 """Keys of each kind of line, beside ``kind``, with the JSON types they may hold."""
+
+SINCE_SCHEMA_2 = {"header": "sketch", "record": "sketch"}
+"""Keys that a line of schema 1 does not have."""
 
 LAYOUT_KEYS: Mapping[str, tuple[type, ...]] = {
     "stride": (list,),
@@ -88,6 +99,7 @@ STATISTICS_KEYS: Mapping[str, tuple[type, ...]] = {
     "infs": (int,),
     "exponents": (dict,),
 }
+SKETCH_KEYS: Mapping[str, tuple[type, ...]] = {"values": (str,), "roundoff": (float, int)}
 PARAMETER_KEYS: Mapping[str, tuple[type, ...]] = {
     "fqn": (str,),
     "shape": (list,),
@@ -108,9 +120,15 @@ DIGEST_ALGORITHM = "blake2b-16"
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """First line of an index: who wrote it, and by which definitions."""
+    """First line of an index: who wrote it, and by which definitions.
+
+    Attributes:
+        coordinates: where the rank sits.
+        schema: version of the lines that follow.
+    """
 
     coordinates: RankCoordinates
+    schema: int = SCHEMA
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +193,7 @@ def to_json(line: Line) -> str:
     if isinstance(line, TensorRecord):
         plain = _record_to_plain(line)
     elif isinstance(line, Header):
-        plain = {"kind": "header", "schema": SCHEMA, "fingerprint": FINGERPRINT}
+        plain = {"kind": "header", "schema": SCHEMA, "fingerprint": FINGERPRINT, "sketch": SKETCH}
         plain["coordinates"] = asdict(line.coordinates)
     elif isinstance(line, Parameters):
         plain = {"kind": "parameters", "parameters": [asdict(parameter) for parameter in line.parameters]}
@@ -185,7 +203,7 @@ def to_json(line: Line) -> str:
 
 
 def _record_to_plain(record: TensorRecord) -> dict[str, Any]:
-    key, layout, statistics = record.key, record.layout, record.digest.statistics
+    key, layout, digest = record.key, record.layout, record.digest
     return {
         "kind": "record",
         "seq": record.seq,
@@ -200,9 +218,10 @@ def _record_to_plain(record: TensorRecord) -> dict[str, Any]:
         "shape": record.shape,
         "dtype": record.dtype,
         "layout": None if layout is None else {name: getattr(layout, name) for name in LAYOUT_KEYS},
-        "fingerprint": f"{record.digest.fingerprint:016x}",
-        "unordered": f"{record.digest.unordered:016x}",
-        "statistics": None if statistics is None else _statistics_to_plain(statistics),
+        "fingerprint": f"{digest.fingerprint:016x}",
+        "unordered": f"{digest.unordered:016x}",
+        "statistics": None if digest.statistics is None else _statistics_to_plain(digest.statistics),
+        "sketch": None if digest.sketch is None else _sketch_to_plain(digest.sketch),
         "payload": record.payload,
         "note": record.note,
     }
@@ -218,12 +237,17 @@ def _statistics_to_plain(statistics: Statistics) -> dict[str, Any]:
     return plain
 
 
-def parse_line(text: str | bytes, *, where: str) -> Line:
+def _sketch_to_plain(sketch: Sketch) -> dict[str, Any]:
+    return {"values": base64.b64encode(sketch.data).decode(), "roundoff": sketch.roundoff}
+
+
+def parse_line(text: str | bytes, *, where: str, schema: int = SCHEMA) -> Line:
     """Read one line of an index.
 
     Args:
         text: the line, with or without its newline.
         where: file and line number, for errors.
+        schema: of the file, as its header says; the header itself says its own.
 
     Raises:
         DumpError: it is no JSON object, of no known kind, or one of its values does not fit.
@@ -234,7 +258,12 @@ def parse_line(text: str | bytes, *, where: str) -> Line:
         raise DumpError(
             "no such kind of line", where=where, found=repr(kind), expected=f"one of {', '.join(KEYS)}"
         )
-    check_keys(plain, KEYS[kind], where=where)
+    if kind == "header" and plain.get("schema") == 1:
+        schema = 1
+    expected = dict(KEYS[kind])
+    if schema == 1:
+        expected.pop(SINCE_SCHEMA_2.get(kind, ""), None)
+    check_keys(plain, expected, where=where)
     if kind == "record":
         return _record_from_plain(plain, where)
     if kind == "header":
@@ -245,13 +274,15 @@ def parse_line(text: str | bytes, *, where: str) -> Line:
 
 
 def _header_from_plain(plain: dict[str, Any], where: str) -> Header:
-    for name, ours in (("schema", SCHEMA), ("fingerprint", FINGERPRINT)):
-        if plain[name] != ours:
+    readable = {"schema": READABLE, "fingerprint": (FINGERPRINT,), "sketch": (SKETCH,)}
+    for name, ours in readable.items():
+        if name in plain and plain[name] not in ours:
+            expected = " or ".join(map(str, ours))
             raise DumpError(
-                f"written with another {name}", where=where, found=str(plain[name]), expected=str(ours)
+                f"written with another {name}", where=where, found=str(plain[name]), expected=expected
             )
     check_keys(plain["coordinates"], COORDINATE_KEYS, where=where)
-    return Header(coordinates=RankCoordinates(**plain["coordinates"]))
+    return Header(coordinates=RankCoordinates(**plain["coordinates"]), schema=plain["schema"])
 
 
 def _parameter(plain: Any, where: str) -> ParameterDeclaration:
@@ -278,6 +309,7 @@ def _record_from_plain(plain: dict[str, Any], where: str) -> TensorRecord:
         fingerprint=_hexadecimal(plain["fingerprint"], where),
         unordered=_hexadecimal(plain["unordered"], where),
         statistics=None if plain["statistics"] is None else _statistics(plain["statistics"], where),
+        sketch=None if plain.get("sketch") is None else _sketch(plain["sketch"], where),
     )
     return TensorRecord(
         seq=plain["seq"],
@@ -313,6 +345,25 @@ def _statistics(plain: dict[str, Any], where: str) -> Statistics:
         infs=plain["infs"],
         exponents=exponents,
     )
+
+
+def _sketch(plain: dict[str, Any], where: str) -> Sketch:
+    check_keys(plain, SKETCH_KEYS, where=where)
+    text, roundoff = plain["values"], plain["roundoff"]
+    characters = -(-BUCKETS * BYTES // 3) * 4
+    if len(text) != characters:  # before anything of that size is made
+        found, expected = f"{len(text)} characters", f"{characters}: {BUCKETS} numbers of {BYTES} bytes"
+        raise DumpError("no sketch", where=where, found=found, expected=expected)
+    if not 0 < roundoff < 1:
+        found, expected = str(roundoff), "a relative error between 0 and 1"
+        raise DumpError("no sketch", where=where, found=f"roundoff {found}", expected=expected)
+    try:
+        sketch = Sketch(data=base64.b64decode(text, validate=True), roundoff=float(roundoff))
+    except ValueError as error:
+        raise DumpError("no sketch", where=where, found=str(error), expected="base64") from error
+    if len(sketch.data) != BUCKETS * BYTES or not all(map(math.isfinite, unpack(sketch).tolist())):
+        raise DumpError("no sketch", where=where, expected=f"{BUCKETS} finite numbers of {BYTES} bytes")
+    return sketch
 
 
 def _number(value: float | str, where: str) -> float:

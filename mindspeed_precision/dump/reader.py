@@ -20,6 +20,7 @@ from mindspeed_precision.dump.format import (
     FINDINGS_KEYS,
     INDEX,
     MANIFEST,
+    READABLE,
     SCHEMA,
     Header,
     Parameters,
@@ -148,13 +149,13 @@ def _load_manifest(path: Path) -> dict[str, Any]:
         raise DumpError("not a run", where=str(path), found=found, expected=MANIFEST)
     manifest = load_object(_read(file), where=str(file))
     schema = manifest.get("schema")
-    if type(schema) is not int or schema != SCHEMA:
+    if type(schema) is not int or schema not in READABLE:
         remedy = "read it with the version of mindspeed_precision that wrote it"
         raise DumpError(
             "a run of another schema",
             where=str(file),
             found=repr(schema),
-            expected=str(SCHEMA),
+            expected=" or ".join(map(str, READABLE)),
             remedy=remedy,
         )
     return manifest
@@ -192,6 +193,7 @@ class _Index:
 
     path: Path
     coordinates: RankCoordinates | None = None
+    schema: int = SCHEMA
     parameters: list[ParameterDeclaration] = field(default_factory=list)
     records: list[TensorRecord] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
@@ -202,11 +204,11 @@ class _Index:
 
     def add(self, text: bytes, number: int) -> None:
         where = f"{self.path}:{number}"
-        line = parse_line(text, where=where)
+        line = parse_line(text, where=where, schema=self.schema)
         if isinstance(line, Header) != (number == 1):
             raise DumpError("a header is the first line and no other", where=where)
         if isinstance(line, Header):
-            self.coordinates = line.coordinates
+            self.coordinates, self.schema = line.coordinates, line.schema
         elif isinstance(line, Parameters):
             self.parameters += line.parameters
         elif isinstance(line, Problem):

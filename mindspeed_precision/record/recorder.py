@@ -100,7 +100,11 @@ class Recorder:
                     dtype=backend.dtype(tensor),
                     note=observation.note,
                     layout=backend.layout(tensor),
-                    handle=backend.begin_digest(tensor, statistics=level is not Level.FINGERPRINT),
+                    handle=backend.begin_digest(
+                        tensor,
+                        statistics=level.includes(Level.STATISTICS),
+                        sketch=level.includes(Level.SKETCH),
+                    ),
                     snapshot=backend.snapshot(tensor) if level is Level.TENSOR else None,
                 )
             )
@@ -125,7 +129,7 @@ class Recorder:
             return
         try:
             host = HostTensor(bits=np.frombuffer(data, dtype=np.uint8), dtype="uint8")
-            digest = digest_host(host, statistics=level is not Level.FINGERPRINT)
+            digest = digest_host(host, statistics=level.includes(Level.STATISTICS))
         except Exception as error:  # noqa: BLE001  as above
             self._add_problem(key.describe(), error)
             return

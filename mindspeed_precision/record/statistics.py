@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from mindspeed_precision.backends.base import HostTensor
 from mindspeed_precision.record.elements import to_numbers
 from mindspeed_precision.record.fingerprint import fingerprints, fingerprints_of_one
+from mindspeed_precision.record.sketch import sketch_host
 from mindspeed_precision.records import Digest, Statistics
 
 EMPTY = Statistics(minimum=math.nan, maximum=math.nan, mean=math.nan, l2_norm=0.0, zeros=0, nans=0, infs=0)
@@ -49,15 +50,19 @@ def statistics_of(numbers: NDArray[Any]) -> Statistics:
     )
 
 
-def digest_host(host: HostTensor, *, statistics: bool) -> Digest:
+def digest_host(host: HostTensor, *, statistics: bool, sketch: bool = False) -> Digest:
     """Return the digest of a tensor on the host.
 
     Raises:
-        IncomparableError: ``statistics`` were asked for and the element type has no known numbers.
+        IncomparableError: more than fingerprints was asked for and the element type has no known numbers.
     """
     ordered, unordered = fingerprints(host.bits)
-    moments = statistics_of(to_numbers(host)) if statistics else None
-    return Digest(fingerprint=ordered, unordered=unordered, statistics=moments)
+    return Digest(
+        fingerprint=ordered,
+        unordered=unordered,
+        statistics=statistics_of(to_numbers(host)) if statistics else None,
+        sketch=sketch_host(host) if sketch else None,
+    )
 
 
 def float64_bits(value: float) -> int:

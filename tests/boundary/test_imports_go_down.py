@@ -25,6 +25,7 @@ FOUNDATION = {
     "backends.npu",
     "record.elements",
     "record.fingerprint",
+    "record.sketch",
     "record.statistics",
 }
 MAY_IMPORT = {

@@ -77,7 +77,7 @@ def test_the_presets():
     assert across.determinism.zero_dropout
     assert across.capture.level_of(key(phase=Phase.FPROP, role=Role.OUTPUT, step=0)) is Level.TENSOR
     assert across.capture.level_of(key(phase=Phase.INIT, role=Role.PARAM, step=-1)) is Level.TENSOR
-    assert across.capture.level_of(key(phase=Phase.FPROP, role=Role.OUTPUT, step=1)) is Level.STATISTICS
+    assert across.capture.level_of(key(phase=Phase.FPROP, role=Role.OUTPUT, step=1)) is Level.SKETCH
 
 
 def test_later_layers_win(tmp_path):

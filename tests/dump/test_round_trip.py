@@ -201,7 +201,7 @@ def test_a_run_survives(tmp_path):
         writer.close(complete=False)
     loaded = load_run(run)
     assert loaded.notes == ()
-    assert loaded.manifest["schema"] == 1
+    assert loaded.manifest["schema"] == 2
     assert loaded.manifest["label"] == "done"
     assert loaded.manifest["config"] == {"clip": "inf", "beta": [0.9, 0.95]}
     assert list(loaded.ranks) == [0, 1]
