@@ -19,6 +19,7 @@ TOP = {
     "Makefile",
     "README.md",
     "README.zh.md",
+    "benchmarks",
     "configs",
     "docs",
     "launch",
