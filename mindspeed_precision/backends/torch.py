@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,16 @@ import torch
 from numpy.typing import NDArray
 
 from mindspeed_precision.backends.base import HostTensor
-from mindspeed_precision.backends.torch_digest import ELEMENTS, Sums, sums_of
+from mindspeed_precision.backends.digest_kernel import (
+    BITS_ONLY,
+    MAX_DIMS,
+    DigestKernel,
+    HostSums,
+    Reading,
+    digest_kernel,
+    reading_of,
+)
+from mindspeed_precision.backends.torch_digest import ELEMENTS, Sums, element_of, sums_of
 from mindspeed_precision.errors import PrecisionError
 from mindspeed_precision.record.sketch import BUCKETS, ROUNDOFF, SINGLE_ROUNDOFF, pack
 from mindspeed_precision.record.statistics import EMPTY
@@ -23,9 +33,19 @@ _NPU_ND = 2
 
 
 class TorchBackend:
-    """Implements ``backends.base.Backend`` for torch."""
+    """Implements ``backends.base.Backend`` for torch.
+
+    Args:
+        kernel: digest tensors on a CPU by the compiled kernel, where there is one.
+
+    Attributes:
+        digest_kernel: which kernel that is, or why there is none.
+    """
 
     name = "torch"
+
+    def __init__(self, *, kernel: bool = True) -> None:
+        self._kernel, self.digest_kernel = digest_kernel() if kernel else (None, "framework operations")
 
     def is_tensor(self, value: object) -> bool:
         """Tell whether ``value`` is a torch tensor."""
@@ -48,7 +68,9 @@ class TorchBackend:
             format=_npu_format(tensor) if tensor.device.type == "npu" else "",
         )
 
-    def begin_digest(self, tensor: torch.Tensor, *, statistics: bool, sketch: bool = False) -> Sums:
+    def begin_digest(
+        self, tensor: torch.Tensor, *, statistics: bool, sketch: bool = False
+    ) -> Sums | HostSums:
         """Enqueue the digest; touches neither the tensor's version, nor autograd, nor a random generator.
 
         Raises:
@@ -56,17 +78,22 @@ class TorchBackend:
         """
         # inference mode: nothing of what follows is recorded by autograd or counted as a write
         with torch.inference_mode():
-            return sums_of(_readable(tensor), statistics=statistics, sketch=sketch)
+            readable = _readable(tensor)
+            if self._kernel is None or tensor.device.type != "cpu" or tensor.dim() >= MAX_DIMS:
+                return sums_of(readable, statistics=statistics, sketch=sketch)
+            return _host_sums(self._kernel, readable, statistics=statistics, sketch=sketch)
 
-    def finish_digests(self, handles: Sequence[Sums]) -> list[Digest]:
+    def finish_digests(self, handles: Sequence[Sums | HostSums]) -> list[Digest]:
         """Wait once per device and return the digests."""
-        by_device: dict[torch.device, list[int]] = {}
-        for place, handle in enumerate(handles):
-            by_device.setdefault(handle.device, []).append(place)
+        by_device: dict[torch.device, dict[int, Sums]] = {}
         digests: dict[int, Digest] = {}
-        for device, places in by_device.items():
-            finished = _finish(device, [handles[place] for place in places])
-            digests.update(zip(places, finished, strict=True))
+        for place, handle in enumerate(handles):
+            if isinstance(handle, HostSums):
+                digests[place] = handle.digest()
+            else:
+                by_device.setdefault(handle.device, {})[place] = handle
+        for device, sums in by_device.items():
+            digests.update(zip(sums, _finish(device, list(sums.values())), strict=True))
         return [digests[place] for place in range(len(handles))]
 
     def snapshot(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -85,6 +112,30 @@ class TorchBackend:
             plain = torch.view_as_real(host) if host.is_complex() else host
             bits = plain.view(ELEMENTS[plain.dtype].view).numpy()
         return HostTensor(bits=bits.view(f"u{bits.dtype.itemsize}"), dtype=self.dtype(snapshot))
+
+
+@cache
+def _reading(dtype: torch.dtype) -> Reading:
+    """Return how the kernel reads an element type.
+
+    Raises:
+        PrecisionError: the element type is unknown.
+    """
+    element, numbers = element_of(dtype), None
+    if dtype.itemsize == 1 and element.numbers:
+        numbers = torch.arange(256, dtype=torch.uint8).view(dtype).float().numpy()
+    name = str(dtype).removeprefix("torch.")
+    return reading_of(name, width=dtype.itemsize, numbers=numbers, floating=element.floating)
+
+
+def _host_sums(kernel: DigestKernel, tensor: torch.Tensor, *, statistics: bool, sketch: bool) -> HostSums:
+    real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    reading, numel = _reading(real.dtype), real.numel()
+    statistics = statistics and reading.kind != BITS_ONLY
+    sketch = sketch and statistics and reading.floating and numel > 1
+    contiguous = real.is_contiguous()
+    shape, strides = ((numel,), (1,)) if contiguous else (real.shape, real.stride())
+    return kernel.sums(real.data_ptr(), shape, strides, reading, statistics=statistics, sketch=sketch)
 
 
 def _readable(tensor: torch.Tensor) -> torch.Tensor:

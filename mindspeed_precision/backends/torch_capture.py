@@ -203,6 +203,7 @@ class TorchCapture(TorchBackend):
             "mkldnn": bool(torch.backends.mkldnn.enabled),
             "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
             "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+            "digest_kernel": self.digest_kernel,
         }
 
     def random_states(self) -> Mapping[str, Any]:

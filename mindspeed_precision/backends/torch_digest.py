@@ -80,6 +80,18 @@ def _elements() -> dict[torch.dtype, Element]:
 ELEMENTS = _elements()
 
 
+def element_of(dtype: torch.dtype) -> Element:
+    """Return how to read elements of a real type.
+
+    Raises:
+        PrecisionError: the element type is unknown.
+    """
+    element = ELEMENTS.get(dtype)
+    if element is None:
+        raise PrecisionError("no way to take a fingerprint of this element type", found=str(dtype))
+    return element
+
+
 @dataclass(kw_only=True)
 class Sums:
     """Partial sums over a tensor, on its device; the arithmetic that is left is done on the host.
@@ -129,9 +141,7 @@ def sums_of(tensor: torch.Tensor, *, statistics: bool, sketch: bool = False) -> 
     """
     per_element = 2 if tensor.is_complex() else 1
     real = tensor.dtype.to_real() if per_element == 2 else tensor.dtype
-    element = ELEMENTS.get(real)
-    if element is None:
-        raise PrecisionError("no way to take a fingerprint of this element type", found=str(tensor.dtype))
+    element = element_of(real)
     statistics = statistics and element.numbers
     total = Sums(
         device=tensor.device,

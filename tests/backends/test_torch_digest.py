@@ -1,4 +1,4 @@
-"""The torch backend: same numbers as the definition, nothing disturbed, nothing waited for."""
+"""The torch backend in torch's own operations: the definition's numbers, nothing disturbed or waited for."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ torch = pytest.importorskip("torch")
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from mindspeed_precision.backends import load_backend, torch_digest  # noqa: E402
+from mindspeed_precision.backends.torch import TorchBackend  # noqa: E402
 from mindspeed_precision.errors import PrecisionError  # noqa: E402
 from mindspeed_precision.record.statistics import digest_host  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
-BACKEND = load_backend("torch")
+BACKEND = TorchBackend(kernel=False)
 DTYPES = [
     torch.float32,
     torch.float64,

@@ -1,0 +1,427 @@
+/* Fingerprints, statistics and sketch of one tensor in host memory, in one pass.
+ *
+ * The definitions are record/fingerprint.py, record/statistics.py and record/sketch.py. Integers are exact.
+ * Sums of floating numbers are taken in an order that depends on the elements' index alone: 16 lanes within a
+ * block of 1024 elements, blocks in order. So they are the same bits for every stride and on every processor
+ * (compile with -ffp-contract=off).
+ *
+ * Plain C11; loops over arrays of known length, which compilers turn into vector instructions of the target.
+ */
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { BLOCK = 1024, LANES = 16, BINS = 256, BUCKETS = 256, MAX_DIMS = 64, FEW_BINS = 28 };
+enum { PANEL_BYTES = 1 << 20, LINE = 64 };
+
+/* How to read an element, as backends/digest_kernel.py has it. */
+enum kind { BITS_ONLY, FLOAT32, BFLOAT16, FLOAT16, FLOAT64, BY_TABLE, INT16, UINT16, INT32, UINT32, INT64, UINT64 };
+enum wanted { STATISTICS = 1, SKETCH = 2 };
+
+/* Vectors of GCC and clang, as wide as the processor's: wider ones compile badly. */
+#if defined(__AVX512BW__)
+#define WIDTH 64
+#elif defined(__AVX2__)
+#define WIDTH 32
+#else
+#define WIDTH 16
+#endif
+typedef uint8_t bytes_t __attribute__((vector_size(WIDTH)));
+typedef int32_t ints_t __attribute__((vector_size(WIDTH)));
+typedef float floats_t __attribute__((vector_size(WIDTH)));
+typedef double doubles_t __attribute__((vector_size(WIDTH)));
+typedef float half_floats_t __attribute__((vector_size(WIDTH / 2)));
+enum { DOUBLES = WIDTH / 8, FLOATS = WIDTH / 4, PARTS = LANES / DOUBLES };
+
+static const uint64_t SEED = 0x9E3779B97F4A7C15u, UNORDERED_KEY = 0xD1B54A32D192ED03u;
+
+/* What comes out; 64-bit words, read by position. The sketch is there if it is wanted. */
+struct digest {
+    uint64_t ordered, unordered, zeros, nans, infs;
+    double low, high, total, squares;
+    uint64_t exponents[BINS];
+    double sketch[BUCKETS];
+};
+
+struct state {
+    struct digest *out;
+    const float *table; /* [256] numbers of one-byte elements */
+    int kind, width, wanted;
+    uint64_t position;  /* of the next block's first element */
+    int64_t filled;     /* bytes of `pending` in use */
+    uint32_t counts[4][BINS];
+    double wide[BLOCK];
+    float single[BLOCK];
+    uint8_t exponent[BLOCK] __attribute__((aligned(64)));
+    unsigned char pending[BLOCK * 8];
+};
+
+static inline uint64_t mix64(uint64_t x)
+{
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+    return x ^ (x >> 31);
+}
+
+/* Tensors need not be aligned to their elements: memcpy is how C says so, and compiles to a load. */
+#define DEFINE_HASH(TYPE)                                                                   \
+    static void hash_##TYPE(struct state *s, const unsigned char *data, int n)              \
+    {                                                                                       \
+        uint64_t ordered = 0, unordered = 0, first = s->position + SEED;                    \
+        for (int i = 0; i < n; i++) {                                                       \
+            TYPE element;                                                                   \
+            memcpy(&element, data + (size_t)i * sizeof element, sizeof element);            \
+            uint64_t bits = element;                                                        \
+            ordered += mix64(mix64(first + (uint64_t)i) ^ bits);                            \
+            unordered += mix64(bits ^ UNORDERED_KEY);                                       \
+        }                                                                                   \
+        s->out->ordered += ordered;                                                         \
+        s->out->unordered += unordered;                                                     \
+    }
+DEFINE_HASH(uint8_t)
+DEFINE_HASH(uint16_t)
+DEFINE_HASH(uint32_t)
+DEFINE_HASH(uint64_t)
+
+static void hash_block(struct state *s, const unsigned char *data, int n)
+{
+    if (s->width == 1) hash_uint8_t(s, data, n);
+    else if (s->width == 2) hash_uint16_t(s, data, n);
+    else if (s->width == 4) hash_uint32_t(s, data, n);
+    else hash_uint64_t(s, data, n);
+}
+
+static inline float float_of(uint32_t bits)
+{
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+static inline uint32_t bits_of(float value)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+static inline float float_of_half(uint16_t half)
+{
+    uint32_t sign = (uint32_t)(half & 0x8000) << 16, magnitude = half & 0x7FFF;
+    uint32_t normal = (magnitude << 13) + ((127 - 15) << 23);
+    uint32_t special = (magnitude << 13) | 0x7F800000; /* infinities and NaN */
+    uint32_t tiny = bits_of((float)(int32_t)magnitude * 0x1p-24f);
+    uint32_t chosen = magnitude < 0x400 ? tiny : magnitude >= 0x7C00 ? special : normal;
+    return float_of(sign | chosen);
+}
+
+/* Fill `single` of types that fit into float32. */
+static void widen(int kind, const float *table, const unsigned char *restrict data, float *restrict single, int n)
+{
+    uint16_t half;
+    if (kind == FLOAT32) memcpy(single, data, (size_t)n * sizeof *single);
+    else if (kind == BFLOAT16)
+        for (int i = 0; i < n; i++) memcpy(&half, data + 2 * i, 2), single[i] = float_of((uint32_t)half << 16);
+    else if (kind == FLOAT16)
+        for (int i = 0; i < n; i++) memcpy(&half, data + 2 * i, 2), single[i] = float_of_half(half);
+    else
+        for (int i = 0; i < n; i++) single[i] = table[data[i]];
+}
+
+#define CONVERT(TYPE)                                                                       \
+    for (int i = 0; i < n; i++) {                                                           \
+        TYPE value;                                                                         \
+        memcpy(&value, data + (size_t)i * sizeof value, sizeof value);                      \
+        s->wide[i] = (double)value;                                                         \
+        s->single[i] = (float)value;                                                        \
+    }
+
+/* Fill `wide`, and `single`, which the exponents are of, of the other types. */
+static void convert(struct state *s, const unsigned char *data, int n)
+{
+    switch (s->kind) {
+    case FLOAT64: CONVERT(double) break;
+    case INT16: CONVERT(int16_t) break;
+    case UINT16: CONVERT(uint16_t) break;
+    case INT32: CONVERT(int32_t) break;
+    case UINT32: CONVERT(uint32_t) break;
+    case INT64: CONVERT(int64_t) break;
+    default: CONVERT(uint64_t) break;
+    }
+}
+
+static void count_few(struct state *s, int n, int first, int last)
+{
+    const bytes_t *exponents = (const bytes_t *)s->exponent;
+    memset(s->exponent + n, 0, (size_t)(BLOCK - n));
+    for (int bin = first; bin <= last; bin++) {
+        bytes_t counts = {0}; /* a byte counts to BLOCK / WIDTH */
+        uint32_t count = 0;
+        for (int i = 0; i < BLOCK / WIDTH; i++) counts -= (bytes_t)(exponents[i] == (uint8_t)bin);
+        for (int k = 0; k < WIDTH; k++) count += counts[k];
+        s->out->exponents[bin] += count - (bin ? 0 : (uint32_t)(BLOCK - n));
+    }
+}
+
+static void count_many(struct state *s, int n)
+{
+    int i = 0;
+    for (; i + 4 <= n; i += 4)
+        for (int k = 0; k < 4; k++) s->counts[k][s->exponent[i + k]]++;
+    for (; i < n; i++) s->counts[0][s->exponent[i]]++;
+    for (int bin = 0; bin < BINS; bin++) {
+        s->out->exponents[bin] += (uint64_t)s->counts[0][bin] + s->counts[1][bin] + s->counts[2][bin] + s->counts[3][bin];
+        s->counts[0][bin] = s->counts[1][bin] = s->counts[2][bin] = s->counts[3][bin] = 0;
+    }
+}
+
+/* Add to the histogram; exponents of a tensor lie close together, and comparing is then faster than counting. */
+static void count_exponents(struct state *s, int n)
+{
+    uint8_t first = 255, last = 0, zero = 0;
+    for (int i = 0; i < n; i++) s->exponent[i] = (uint8_t)(bits_of(s->single[i]) >> 23);
+    for (int i = 0; i < n; i++) {
+        uint8_t e = s->exponent[i], low = (uint8_t)(e - 1); /* bin 0 apart: zeros are far from the rest */
+        first = low < first ? low : first;
+        last = e > last ? e : last;
+        zero |= e == 0;
+    }
+    if (last - first > FEW_BINS) count_many(s, n);
+    else {
+        if (zero) count_few(s, n, 0, 0);
+        if (last) count_few(s, n, first + 1, last);
+    }
+}
+
+/* Sums of 16 lanes, whatever the width of a vector. */
+struct lanes {
+    doubles_t total[PARTS], squares[PARTS];
+};
+
+static void add_lanes(struct digest *out, const struct lanes *sums)
+{
+    double total[LANES], squares[LANES];
+    memcpy(total, sums->total, sizeof total);
+    memcpy(squares, sums->squares, sizeof squares);
+    for (int width = LANES / 2; width; width /= 2)
+        for (int k = 0; k < width; k++) total[k] += total[k + width], squares[k] += squares[k + width];
+    out->total += total[0];
+    out->squares += squares[0];
+}
+
+static void moments_of_finite_floats(struct state *s, int n)
+{
+    struct lanes sums;
+    floats_t low, high;
+    memset(&sums, 0, sizeof sums);
+    memset(s->single + n, 0, (size_t)(BLOCK - n) * sizeof *s->single); /* zeros change no sum */
+    for (int i = 0; i < n; i += LANES)
+        for (int part = 0; part < PARTS; part++) {
+            half_floats_t narrow;
+            memcpy(&narrow, s->single + i + part * DOUBLES, sizeof narrow);
+            doubles_t wide = __builtin_convertvector(narrow, doubles_t);
+            sums.total[part] += wide;
+            sums.squares[part] += wide * wide;
+        }
+    int i = 0;
+    for (int k = 0; k < FLOATS; k++) low[k] = high[k] = s->single[0];
+    for (; i + FLOATS <= n; i += FLOATS) {
+        floats_t value;
+        memcpy(&value, s->single + i, sizeof value);
+        ints_t below = value < low, above = value > high; /* a choice between vectors is C++ only */
+        low = (floats_t)((below & (ints_t)value) | (~below & (ints_t)low));
+        high = (floats_t)((above & (ints_t)value) | (~above & (ints_t)high));
+    }
+    for (; i < n; i++) {
+        low[0] = s->single[i] < low[0] ? s->single[i] : low[0];
+        high[0] = s->single[i] > high[0] ? s->single[i] : high[0];
+    }
+    for (int k = 0; k < FLOATS; k++) {
+        if (low[k] < s->out->low) s->out->low = low[k];
+        if (high[k] > s->out->high) s->out->high = high[k];
+    }
+    add_lanes(s->out, &sums);
+}
+
+/* The same from `wide`, whatever it holds; leaves 0 there where an element is not finite. */
+static void moments_of_doubles(struct state *s, int n)
+{
+    struct lanes sums;
+    struct digest *out = s->out;
+    double low = out->low, high = out->high;
+    uint64_t nans = 0, infs = 0;
+    memset(&sums, 0, sizeof sums);
+    for (int i = 0; i < n; i++) {
+        double value = s->wide[i], finite = value - value == 0;
+        nans += value != value;
+        infs += value == value && finite == 0;
+        low = finite != 0 && value < low ? value : low;
+        high = finite != 0 && value > high ? value : high;
+        s->wide[i] = finite != 0 ? value : 0;
+    }
+    memset(s->wide + n, 0, (size_t)(BLOCK - n) * sizeof *s->wide);
+    for (int i = 0; i < n; i += LANES)
+        for (int part = 0; part < PARTS; part++) {
+            doubles_t wide;
+            memcpy(&wide, s->wide + i + part * DOUBLES, sizeof wide);
+            sums.total[part] += wide;
+            sums.squares[part] += wide * wide;
+        }
+    out->nans += nans, out->infs += infs;
+    out->low = low, out->high = high;
+    add_lanes(out, &sums);
+}
+
+static void count_zeros(struct state *s, int n, int doubles)
+{
+    uint32_t zeros = 0;
+    if (doubles) for (int i = 0; i < n; i++) zeros += s->wide[i] == 0;
+    else for (int i = 0; i < n; i++) zeros += (bits_of(s->single[i]) << 1) == 0;
+    s->out->zeros += zeros;
+}
+
+static void statistics_of_block(struct state *s, const unsigned char *data, int n)
+{
+    int floats = s->kind <= BY_TABLE && s->kind != FLOAT64;
+    uint64_t tiny = s->out->exponents[0], top = s->out->exponents[BINS - 1];
+    if (floats) widen(s->kind, s->table, data, s->single, n);
+    else convert(s, data, n);
+    count_exponents(s, n);
+    int finite = s->out->exponents[BINS - 1] == top;
+    if (!floats || s->out->exponents[0] != tiny) count_zeros(s, n, !floats);
+    if (floats && (!finite || s->wanted & SKETCH))
+        for (int i = 0; i < n; i++) s->wide[i] = s->single[i];
+    if (floats && finite) moments_of_finite_floats(s, n);
+    else moments_of_doubles(s, n);
+}
+
+/* Add `wide`: blocks of 256 elements with random signs, each turned. */
+static void sketch_block(struct state *s, int n)
+{
+    for (int i = 0; i < n; i++) {
+        uint64_t bits, sign = mix64(s->position + (uint64_t)i + SEED) & ((uint64_t)1 << 63);
+        memcpy(&bits, &s->wide[i], sizeof bits);
+        bits ^= sign;
+        memcpy(&s->wide[i], &bits, sizeof bits);
+    }
+    for (int start = 0; start < n; start += BUCKETS) {
+        int count = n - start < BUCKETS ? n - start : BUCKETS;
+        int turn = (int)(mix64((s->position + (uint64_t)start) / BUCKETS + SEED) % BUCKETS);
+        int before = count < BUCKETS - turn ? count : BUCKETS - turn;
+        for (int i = 0; i < before; i++) s->out->sketch[turn + i] += s->wide[start + i];
+        for (int i = before; i < count; i++) s->out->sketch[turn + i - BUCKETS] += s->wide[start + i];
+    }
+}
+
+static void take_block(struct state *s, const unsigned char *data, int n)
+{
+    hash_block(s, data, n);
+    if (s->wanted & STATISTICS) statistics_of_block(s, data, n);
+    if (s->wanted & SKETCH) sketch_block(s, n);
+    s->position += (uint64_t)n;
+}
+
+/* Take the next elements in C order; blocks begin at multiples of BLOCK however they come. */
+static void feed(struct state *s, const unsigned char *data, int64_t bytes)
+{
+    const int64_t block = (int64_t)BLOCK * s->width;
+    while (bytes) {
+        if (!s->filled && bytes >= block) {
+            take_block(s, data, BLOCK);
+            data += block, bytes -= block;
+            continue;
+        }
+        int64_t part = block - s->filled < bytes ? block - s->filled : bytes;
+        memcpy(s->pending + s->filled, data, (size_t)part);
+        data += part, bytes -= part, s->filled += part;
+        if (s->filled == block) take_block(s, s->pending, BLOCK), s->filled = 0;
+    }
+}
+
+/* Take `count` elements that lie `step` bytes apart. */
+static void feed_apart(struct state *s, const unsigned char *data, int64_t count, int64_t step)
+{
+    unsigned char row[BLOCK * 8];
+    const int width = s->width;
+    for (int64_t start = 0; start < count; start += BLOCK) {
+        int64_t n = count - start < BLOCK ? count - start : BLOCK;
+        const unsigned char *from = data + start * step;
+        for (int64_t i = 0; i < n; i++) memcpy(row + i * width, from + i * step, (size_t)width);
+        feed(s, row, n * width);
+    }
+}
+
+/* Take a matrix whose columns are contiguous, a few rows at a time so that each line of memory is read once. */
+static int feed_turned(struct state *s, const unsigned char *data, int64_t rows, int64_t columns, int64_t step)
+{
+    const int width = s->width;
+    int64_t panel = LINE / width;
+    if (panel * columns * width > PANEL_BYTES || rows < 2) return 0;
+    unsigned char *buffer = malloc((size_t)(panel * columns * width));
+    if (!buffer) return 0;
+    for (int64_t row = 0; row < rows; row += panel) {
+        int64_t high = rows - row < panel ? rows - row : panel;
+        const unsigned char *from = data + row * width;
+        if (width == 4)
+            for (int64_t j = 0; j < columns; j++)
+                for (int64_t r = 0; r < high; r++) memcpy(buffer + (r * columns + j) * 4, from + j * step + r * 4, 4);
+        else if (width == 2)
+            for (int64_t j = 0; j < columns; j++)
+                for (int64_t r = 0; r < high; r++) memcpy(buffer + (r * columns + j) * 2, from + j * step + r * 2, 2);
+        else
+            for (int64_t j = 0; j < columns; j++)
+                for (int64_t r = 0; r < high; r++)
+                    memcpy(buffer + (r * columns + j) * width, from + j * step + r * width, (size_t)width);
+        feed(s, buffer, high * columns * width);
+    }
+    free(buffer);
+    return 1;
+}
+
+/* Merge dimensions that are one in memory; return how many are left. Strides become bytes. */
+static int merge(int dims, const int64_t *shape, const int64_t *strides, int width, int64_t *sizes, int64_t *steps)
+{
+    int kept = 0;
+    for (int d = 0; d < dims; d++) {
+        if (shape[d] == 1) continue;
+        int64_t step = strides[d] * width;
+        if (kept && steps[kept - 1] == step * shape[d]) {
+            sizes[kept - 1] *= shape[d];
+            steps[kept - 1] = step;
+        } else {
+            sizes[kept] = shape[d];
+            steps[kept++] = step;
+        }
+    }
+    return kept;
+}
+
+static void walk(struct state *s, const unsigned char *data, int dims, const int64_t *sizes, const int64_t *steps)
+{
+    const int width = s->width;
+    if (!dims) feed(s, data, width);
+    else if (dims == 1 && steps[0] == width) feed(s, data, sizes[0] * width);
+    else if (dims == 1) feed_apart(s, data, sizes[0], steps[0]);
+    else if (dims == 2 && steps[0] == width && feed_turned(s, data, sizes[0], sizes[1], steps[1])) return;
+    else
+        for (int64_t i = 0; i < sizes[0]; i++) walk(s, data + i * steps[0], dims - 1, sizes + 1, steps + 1);
+}
+
+/* Digest a tensor: `shape` and `strides` [dims] in elements of `width` bytes. Returns 0, or 1 where it cannot. */
+int msp_digest(const void *data, int dims, const int64_t *shape, const int64_t *strides, int width, int kind,
+               int wanted, const float *table, struct digest *out)
+{
+    int64_t sizes[MAX_DIMS], steps[MAX_DIMS];
+    struct state s;
+    if (dims > MAX_DIMS) return 1;
+    memset(out, 0, wanted & SKETCH ? sizeof *out : sizeof *out - sizeof out->sketch);
+    out->low = __builtin_inf(), out->high = -__builtin_inf();
+    s.out = out, s.table = table, s.kind = kind, s.width = width, s.wanted = wanted;
+    s.position = 0, s.filled = 0;
+    memset(s.counts, 0, sizeof s.counts);
+    for (int d = 0; d < dims; d++)
+        if (!shape[d]) return 0;
+    walk(&s, data, merge(dims, shape, strides, width, sizes, steps), sizes, steps);
+    if (s.filled) take_block(&s, s.pending, (int)(s.filled / width));
+    return 0;
+}

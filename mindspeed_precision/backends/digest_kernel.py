@@ -1,0 +1,325 @@
+"""The digest of host memory in one pass, by ``digest_kernel.c``: compiled once per machine, called by ctypes.
+
+Nothing is installed for it. Where there is no compiler, or the result does not agree with the definition, the
+backend's own operations are used, and ``run.json`` says why (``numerics.digest_kernel``). A call releases the
+GIL. Setting ``MINDSPEED_PRECISION_KERNEL=off`` goes without it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import math
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mindspeed_precision.backends.base import HostTensor
+from mindspeed_precision.record.elements import to_bits
+from mindspeed_precision.record.sketch import BUCKETS, ROUNDOFF, pack, unpack
+from mindspeed_precision.record.statistics import EMPTY, digest_host
+from mindspeed_precision.records import Digest, Statistics
+
+SWITCH = "MINDSPEED_PRECISION_KERNEL"
+SOURCE = Path(__file__).with_name("digest_kernel.c")
+COMPILERS = ("cc", "gcc", "clang")
+BASE_FLAGS = ("-std=c11", "-O3", "-ffp-contract=off", "-fno-strict-aliasing", "-shared", "-fPIC")
+TARGET_FLAGS = (("-march=native", "-mprefer-vector-width=512"), ("-march=native",), ("-mcpu=native",), ())
+"""Tried in turn: not every compiler knows each on every processor."""
+
+_INTEGERS, _FLOATS, _BINS = 5, 4, 256
+_EXPONENTS = _INTEGERS + _FLOATS
+_SKETCH = _EXPONENTS + _BINS
+_STATISTICS, _WITH_SKETCH = 1, 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How the kernel reads one element type.
+
+    Attributes:
+        kind: ``enum kind`` of the C source.
+        width: bytes per element.
+        table: ``[256]`` float32 numbers of one-byte elements; else None.
+        floating: whether tensors may have a sketch.
+    """
+
+    kind: int
+    width: int
+    table: NDArray[np.float32] | None = None
+    floating: bool = True
+
+
+KINDS = {
+    "float32": Reading(kind=1, width=4),
+    "bfloat16": Reading(kind=2, width=2),
+    "float16": Reading(kind=3, width=2),
+    "float64": Reading(kind=4, width=8),
+    "int16": Reading(kind=6, floating=False, width=2),
+    "uint16": Reading(kind=7, floating=False, width=2),
+    "int32": Reading(kind=8, floating=False, width=4),
+    "uint32": Reading(kind=9, floating=False, width=4),
+    "int64": Reading(kind=10, floating=False, width=8),
+    "uint64": Reading(kind=11, floating=False, width=8),
+}
+"""Types whose numbers C knows; those of one byte are read through a table, others as bits alone."""
+
+BY_TABLE, BITS_ONLY = 5, 0
+MAX_DIMS = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostSums:
+    """What the kernel found, not yet put into words.
+
+    Attributes:
+        words: ``[265]``, with a sketch ``[521]`` uint64: ``struct digest`` of the C source.
+        numel: elements (two per complex element).
+        statistics: the moments are there.
+        sketch: the sketch is there.
+    """
+
+    words: NDArray[np.uint64]
+    numel: int
+    statistics: bool
+    sketch: bool
+
+    def digest(self) -> Digest:
+        """Return the digest."""
+        if not self.numel:
+            return Digest(fingerprint=0, unordered=0, statistics=EMPTY if self.statistics else None)
+        ordered, unordered, zeros, nans, infs = self.words[:_INTEGERS].tolist()
+        if not self.statistics:
+            return Digest(fingerprint=ordered, unordered=unordered)
+        low, high, total, squares = self.words[_INTEGERS:_EXPONENTS].view(np.float64).tolist()
+        histogram = self.words[_EXPONENTS:_SKETCH]
+        bins = histogram.nonzero()[0]
+        finite = self.numel - nans - infs
+        moments = Statistics(
+            minimum=low + 0.0 if finite else math.nan,
+            maximum=high + 0.0 if finite else math.nan,
+            mean=total / finite + 0.0 if finite else math.nan,
+            l2_norm=math.sqrt(squares),
+            zeros=zeros,
+            nans=nans,
+            infs=infs,
+            exponents=dict(zip(bins.tolist(), histogram[bins].tolist(), strict=True)),
+        )
+        sketch = pack(self.words[_SKETCH:].view(np.float64), roundoff=ROUNDOFF) if self.sketch else None
+        return Digest(fingerprint=ordered, unordered=unordered, statistics=moments, sketch=sketch)
+
+
+class DigestKernel:
+    """The compiled kernel.
+
+    Args:
+        library: the shared object.
+
+    Raises:
+        OSError: it cannot be loaded.
+        AttributeError: it is something else.
+    """
+
+    def __init__(self, library: Path) -> None:
+        loaded = ctypes.CDLL(str(library))  # releases the GIL while it runs
+        pointer, integer = ctypes.c_void_p, ctypes.c_int
+        self._digest = loaded.msp_digest
+        self._digest.argtypes = [
+            pointer,
+            integer,
+            pointer,
+            pointer,
+            integer,
+            integer,
+            integer,
+            pointer,
+            pointer,
+        ]
+        self._digest.restype = integer
+
+    def sums(
+        self,
+        address: int,
+        shape: Sequence[int],
+        strides: Sequence[int],
+        reading: Reading,
+        *,
+        statistics: bool,
+        sketch: bool = False,
+    ) -> HostSums:
+        """Digest a tensor in host memory.
+
+        Args:
+            address: of its first element.
+            shape: logical shape, 64 dimensions at most.
+            strides: in elements, as many; any sign, zero included.
+            reading: how to read an element.
+            statistics: also the moments.
+            sketch: also the sketch; asked for with statistics only.
+        """
+        dims = len(shape)
+        words: NDArray[np.uint64] = np.empty(_SKETCH + (BUCKETS if sketch else 0), np.uint64)
+        vector = ctypes.c_int64 * dims
+        table = None if reading.table is None else reading.table.ctypes.data
+        wanted = (_STATISTICS if statistics else 0) | (_WITH_SKETCH if sketch else 0)
+        failed = self._digest(
+            address,
+            dims,
+            vector(*shape),
+            vector(*strides),
+            reading.width,
+            reading.kind,
+            wanted,
+            table,
+            words.ctypes.data,
+        )
+        assert not failed
+        return HostSums(words=words, numel=math.prod(shape), statistics=statistics, sketch=sketch)
+
+    def agrees(self) -> bool:
+        """Tell whether it gives the numbers of the definition, on a few tensors of every type."""
+        return all(self._agrees_on(name, reading) for name, reading in KINDS.items())
+
+    def _agrees_on(self, name: str, reading: Reading) -> bool:
+        count, width = 3 * 1024 + 37, reading.width  # whole blocks and a part of one
+        words = np.arange(count, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        samples = [(words >> np.uint64(64 - 8 * width)).astype(f"u{width}")]
+        if reading.floating:  # those were of any size; these have a sketch that says something
+            samples.append(to_bits(np.sin(np.arange(count, dtype=np.float64)), name))
+        return all(
+            self._agrees_with(HostTensor(bits=bits, dtype=name), reading)
+            and self._agrees_with(HostTensor(bits=bits[: 48 * 64].reshape(48, 64).T, dtype=name), reading)
+            for bits in samples
+        )
+
+    def _agrees_with(self, host: HostTensor, reading: Reading) -> bool:
+        bits, sketch = host.bits, reading.floating
+        strides = [stride // reading.width for stride in bits.strides]
+        found = self.sums(bits.ctypes.data, bits.shape, strides, reading, statistics=True, sketch=sketch)
+        return _same(found.digest(), digest_host(host, statistics=True, sketch=sketch))
+
+
+def _same(found: Digest, wanted: Digest) -> bool:
+    ours, theirs = found.statistics, wanted.statistics
+    if (found.fingerprint, found.unordered) != (wanted.fingerprint, wanted.unordered):
+        return False
+    exact = ("minimum", "maximum", "zeros", "nans", "infs", "exponents")
+    if any(getattr(ours, name) != getattr(theirs, name) for name in exact):
+        return False
+    rounded = [(getattr(ours, name), getattr(theirs, name)) for name in ("mean", "l2_norm")]
+    if not all(a == b or math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-12) for a, b in rounded):
+        return False
+    if found.sketch is None or wanted.sketch is None:
+        return found.sketch is wanted.sketch
+    numbers, expected = unpack(found.sketch), unpack(wanted.sketch)
+    return bool(np.abs(numbers - expected).max() <= 1e-7 * np.abs(expected).max())
+
+
+@lru_cache(maxsize=1)
+def digest_kernel() -> tuple[DigestKernel | None, str]:
+    """Return the kernel of this machine, or None, and which it is, or why there is none, in one phrase."""
+    if os.environ.get(SWITCH, "").lower() in ("off", "0", "false"):
+        return None, f"framework operations: {SWITCH} is off"
+    try:
+        library, how = _compiled()
+        kernel = DigestKernel(library)
+        if not kernel.agrees():
+            return None, f"framework operations: {how} gives other numbers than the definition"
+    except (OSError, AttributeError, subprocess.SubprocessError) as error:
+        reason = " ".join(str(error).split())
+        return None, f"framework operations: no kernel could be compiled ({reason})"
+    return kernel, f"compiled by {how}"
+
+
+def _compiled() -> tuple[Path, str]:
+    """Return the shared object, compiled now if this machine has not yet, and what compiled it.
+
+    Raises:
+        OSError: no compiler is found, or none can compile it.
+    """
+    names = [os.environ["CC"]] if os.environ.get("CC") else list(COMPILERS)
+    compiler = next(filter(None, map(shutil.which, names)), None)
+    if compiler is None:
+        raise OSError(f"none of {', '.join(names)} is installed")
+    directory, failure = _cache(), ""
+    key = hashlib.blake2b(SOURCE.read_bytes() + _processor() + compiler.encode(), digest_size=8).hexdigest()
+    for target in TARGET_FLAGS:
+        flags = [*BASE_FLAGS, *target]
+        library = directory / f"digest-{key}-{len(target)}{'m' if '-mcpu=native' in target else ''}.so"
+        if not library.exists():
+            failure = _compile(compiler, flags, library)
+        if library.exists():
+            return library, " ".join([Path(compiler).name, *target])
+    raise OSError(failure)
+
+
+def _compile(compiler: str, flags: Sequence[str], library: Path) -> str:
+    """Compile under another name and rename: several ranks may do this at once. Return what went wrong."""
+    handle, part = tempfile.mkstemp(suffix=".so", dir=library.parent)
+    os.close(handle)
+    try:
+        done = subprocess.run(
+            [compiler, *flags, str(SOURCE), "-o", part],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        if done.returncode == 0:
+            Path(part).replace(library)
+        return (done.stderr.strip().splitlines() or [f"{compiler} ended with {done.returncode}"])[0]
+    finally:
+        Path(part).unlink(missing_ok=True)
+
+
+def _cache() -> Path:
+    """Return a directory of this user alone: what lies there is loaded into the process."""
+    home = os.environ.get("XDG_CACHE_HOME")
+    try:
+        directory = (Path(home) if home else Path.home() / ".cache") / "mindspeed-precision"
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        state = directory.stat()
+        if state.st_uid == os.getuid() and not state.st_mode & 0o022 and os.access(directory, os.W_OK):
+            return directory
+    except (OSError, RuntimeError):  # no home
+        pass
+    return Path(tempfile.mkdtemp(prefix="mindspeed-precision-"))
+
+
+def _processor() -> bytes:
+    """Return what tells processors apart that share a home directory."""
+    described = [platform.machine(), platform.processor()]
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()
+        wanted = ("flags", "Features", "model name", "CPU part")
+        described += sorted({line for line in lines if line.startswith(wanted)})
+    except OSError:
+        pass
+    return "\n".join(described).encode()
+
+
+def reading_of(name: str, *, width: int, numbers: NDArray[np.float32] | None, floating: bool) -> Reading:
+    """Return how the kernel reads an element type.
+
+    Args:
+        name: framework-neutral name.
+        width: bytes per element.
+        numbers: ``[256]`` of all codes, for types of one byte; None where they have none.
+        floating: whether tensors of the type may have a sketch.
+    """
+    if name in KINDS:
+        return KINDS[name]
+    if width == 1 and numbers is not None:
+        return Reading(
+            kind=BY_TABLE, width=1, table=np.ascontiguousarray(numbers, np.float32), floating=floating
+        )
+    return Reading(kind=BITS_ONLY, width=width, floating=False)

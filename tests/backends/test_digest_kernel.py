@@ -1,0 +1,201 @@
+"""The compiled kernel gives the numbers of the definition, and where it cannot be had the run says so."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mindspeed_precision.backends import digest_kernel as kernels
+from mindspeed_precision.backends.base import HostTensor
+from mindspeed_precision.record.elements import to_bits
+from mindspeed_precision.record.sketch import unpack
+from mindspeed_precision.record.statistics import digest_host
+
+KERNEL, WHY = kernels.digest_kernel()
+needs_kernel = pytest.mark.skipif(KERNEL is None, reason=WHY)
+
+
+def digest(bits, name, *, statistics=True, sketch=False, reading=None):
+    reading = reading or kernels.KINDS[name]
+    strides = [stride // reading.width for stride in bits.strides]
+    return KERNEL.sums(
+        bits.ctypes.data, bits.shape, strides, reading, statistics=statistics, sketch=sketch
+    ).digest()
+
+
+def assert_same(found, wanted):
+    assert (found.fingerprint, found.unordered) == (wanted.fingerprint, wanted.unordered)
+    ours, theirs = found.statistics, wanted.statistics
+    for field in ("minimum", "maximum", "zeros", "nans", "infs", "exponents"):
+        np.testing.assert_equal(getattr(ours, field), getattr(theirs, field), err_msg=field)
+    if (
+        not max(abs(theirs.minimum), abs(theirs.maximum)) > 1e150
+    ):  # there the order of a sum decides on overflow
+        np.testing.assert_allclose(ours.l2_norm, theirs.l2_norm, rtol=1e-12)
+        np.testing.assert_allclose(ours.mean, theirs.mean, rtol=0, atol=1e-12 * theirs.l2_norm)
+
+
+def views(bits):
+    """Ways to store and to look at one tensor of three dimensions."""
+    yield bits
+    yield bits.transpose(2, 0, 1)
+    yield bits.transpose(2, 1, 0)
+    yield bits[1:, ::-1, ::3]
+    yield np.broadcast_to(bits[:1], (5, *bits.shape[1:]))
+    yield bits[:, :, 0].T
+    yield bits[0, 0, :1].reshape(())
+    yield bits[:0]
+
+
+@needs_kernel
+@pytest.mark.parametrize("name", kernels.KINDS)
+@settings(deadline=None, max_examples=25)
+@given(data=st.data())
+def test_any_bits_in_any_storage(name, data):
+    """Every NaN payload, subnormals, infinities; blocks that are whole, in part, and split over rows."""
+    width = kernels.KINDS[name].width
+    shape = data.draw(st.tuples(st.integers(1, 9), st.integers(1, 40), st.integers(1, 40)))
+    generator = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    bits = generator.integers(0, 2 ** (8 * width), shape, dtype=f"u{width}", endpoint=False)
+    if data.draw(st.booleans()):  # no infinities, and zeros
+        bits >>= np.uint8(2)
+        bits[generator.random(shape) < 0.1] = 0
+    for view in views(bits):
+        assert_same(digest(view, name), digest_host(HostTensor(bits=view, dtype=name), statistics=True))
+
+
+@needs_kernel
+@pytest.mark.parametrize("name", ["bfloat16", "float16", "float32", "float64"])
+@pytest.mark.parametrize("shape", [(1, 1, 2), (2, 3, 100), (7, 33, 65), (3, 700, 90)])
+def test_sketch_and_sums_are_the_same_bits_in_any_storage(name, shape):
+    values = np.sin(np.arange(np.prod(shape), dtype=np.float64)) * 3
+    values[:: len(values) // 2 + 1] = np.nan
+    bits = to_bits(values, name).reshape(shape)
+    wanted = digest_host(HostTensor(bits=bits, dtype=name), statistics=True, sketch=True)
+    found = digest(bits, name, sketch=True)
+    assert_same(found, wanted)
+    scale = np.abs(unpack(wanted.sketch)).max()
+    np.testing.assert_allclose(unpack(found.sketch), unpack(wanted.sketch), rtol=0, atol=1e-8 * scale)
+    stored = [np.asfortranarray(bits), np.ascontiguousarray(bits.transpose(1, 0, 2)).transpose(1, 0, 2)]
+    assert repr([digest(other, name, sketch=True) for other in stored]) == repr([found, found])
+
+
+@needs_kernel
+@pytest.mark.parametrize("change", ["bit", "rows", "shift"])
+def test_a_change_is_seen(change):
+    bits = np.random.default_rng(0).integers(0, 2**32, (40, 70), dtype=np.uint32)
+    before, other = digest(bits, "float32"), bits.copy()
+    if change == "bit":
+        other[17, 3] ^= 1
+    else:
+        other = (
+            other[[1, 0, *range(2, 40)]] if change == "rows" else np.roll(other.ravel(), 1).reshape(40, 70)
+        )
+    assert digest(other, "float32").fingerprint != before.fingerprint
+    assert (digest(other, "float32").unordered == before.unordered) == (change != "bit")
+
+
+@needs_kernel
+def test_types_of_one_byte_and_types_without_numbers():
+    codes = np.arange(256, dtype=np.uint8).repeat(5)
+    host = HostTensor(bits=codes, dtype="float8_e5m2")
+    from mindspeed_precision.record.elements import to_numbers
+
+    table = to_numbers(HostTensor(bits=np.arange(256, dtype=np.uint8), dtype="float8_e5m2"))
+    reading = kernels.reading_of("float8_e5m2", width=1, numbers=table, floating=True)
+    assert_same(digest(codes, "", reading=reading), digest_host(host, statistics=True))
+    bits = kernels.reading_of("unheard-of", width=2, numbers=None, floating=False)
+    words = codes.astype(np.uint16)
+    found = digest(words, "", reading=bits, statistics=False)
+    assert found == digest_host(HostTensor(bits=words, dtype="uint16"), statistics=False)
+
+
+@needs_kernel
+def test_other_threads_run_meanwhile():
+    bits = np.ones(1 << 24, np.uint32)
+    seen, ended = [], threading.Event()
+
+    def count():
+        while not ended.is_set():
+            seen.append(time.perf_counter())
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    start = time.perf_counter()
+    digest(bits, "float32")
+    stop = time.perf_counter()
+    ended.set()
+    thread.join()
+    assert sum(start < moment < stop for moment in seen) > 2
+
+
+@pytest.fixture
+def fresh(monkeypatch, tmp_path):
+    """Nothing is compiled yet."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv(kernels.SWITCH, raising=False)
+    kernels.digest_kernel.cache_clear()
+    yield tmp_path
+    kernels.digest_kernel.cache_clear()
+
+
+def test_without_a_compiler_the_reason_is_told(fresh, monkeypatch):
+    monkeypatch.setenv("CC", "no-such-compiler")
+    kernel, why = kernels.digest_kernel()
+    assert kernel is None
+    assert "no-such-compiler" in why
+
+
+def test_it_can_be_switched_off(fresh, monkeypatch):
+    monkeypatch.setenv(kernels.SWITCH, "off")
+    assert kernels.digest_kernel() == (None, f"framework operations: {kernels.SWITCH} is off")
+
+
+@needs_kernel
+@pytest.mark.parametrize(
+    ("right", "wrong", "said"),
+    [
+        ("0xBF58476D1CE4E5B9u", "0xBF58476D1CE4E5B7u", "other numbers"),
+        ("zeros += ", "zeros -= ", "other numbers"),
+        ("int turn = ", "int turn = 1 ^ ", "other numbers"),
+        ("int msp_digest(", "int other(", "msp_digest"),
+        ("int msp_digest(", "int msp_digest((", "error"),
+        ("", "", "compiled by"),
+    ],
+)
+def test_a_kernel_that_is_wrong_is_not_used(fresh, monkeypatch, right, wrong, said):
+    source = fresh / "kernel.c"
+    text = kernels.SOURCE.read_text("utf-8")
+    assert right in text
+    source.write_text(text.replace(right, wrong), "utf-8")
+    monkeypatch.setattr(kernels, "SOURCE", source)
+    kernel, why = kernels.digest_kernel()
+    assert said in why
+    assert (kernel is None) == bool(right)
+
+
+@needs_kernel
+def test_it_is_compiled_once(fresh, monkeypatch):
+    kernels.digest_kernel()
+    (library,) = (fresh / "cache" / "mindspeed-precision").iterdir()
+    made = library.stat().st_mtime_ns
+    kernels.digest_kernel.cache_clear()
+    monkeypatch.setattr(kernels, "_compile", lambda *_: pytest.fail("compiled again"))
+    assert kernels.digest_kernel()[0] is not None
+    assert library.stat().st_mtime_ns == made
+
+
+def test_a_directory_that_others_may_write_is_not_loaded_from(fresh):
+    directory = fresh / "cache" / "mindspeed-precision"
+    directory.mkdir(parents=True)
+    directory.chmod(0o777)
+    chosen = kernels._cache()
+    assert chosen != directory
+    shutil.rmtree(chosen)
