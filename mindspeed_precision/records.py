@@ -74,11 +74,14 @@ class Level(str, Enum):
     @property
     def rank(self) -> int:
         """Position in the order fingerprint < statistics < sketch < tensor."""
-        return list(Level).index(self)
+        return _LEVEL_RANKS[self.value]
 
     def includes(self, other: Level) -> bool:
         """Tell whether what ``other`` keeps is kept."""
         return self.rank >= other.rank
+
+
+_LEVEL_RANKS = {level.value: rank for rank, level in enumerate(Level)}
 
 
 @dataclass(frozen=True, kw_only=True, order=True)

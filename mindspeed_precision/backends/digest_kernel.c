@@ -10,6 +10,9 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
 
 enum { BLOCK = 1024, LANES = 16, BINS = 256, BUCKETS = 256, MAX_DIMS = 64, FEW_BINS = 28 };
 enum { PANEL_BYTES = 1 << 20, LINE = 64 };
@@ -56,11 +59,17 @@ struct state {
     unsigned char pending[BLOCK * 8];
 };
 
-static inline uint64_t mix64(uint64_t x)
+/* mix64 after its first shift. */
+static inline uint64_t finish64(uint64_t x)
 {
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+    x *= 0xBF58476D1CE4E5B9u;
     x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
     return x ^ (x >> 31);
+}
+
+static inline uint64_t mix64(uint64_t x)
+{
+    return finish64(x ^ (x >> 30));
 }
 
 /* Tensors need not be aligned to their elements: memcpy is how C says so, and compiles to a load. */
@@ -73,7 +82,7 @@ static inline uint64_t mix64(uint64_t x)
             memcpy(&element, data + (size_t)i * sizeof element, sizeof element);            \
             uint64_t bits = element;                                                        \
             ordered += mix64(mix64(first + (uint64_t)i) ^ bits);                            \
-            unordered += mix64(bits ^ UNORDERED_KEY);                                       \
+            unordered += finish64(bits ^ (bits >> 30) ^ UNORDERED_KEY ^ (UNORDERED_KEY >> 30)); \
         }                                                                                   \
         s->out->ordered += ordered;                                                         \
         s->out->unordered += unordered;                                                     \
@@ -150,17 +159,34 @@ static void convert(struct state *s, const unsigned char *data, int n)
     }
 }
 
+/* Count the bytes of `data` that equal `wanted`. */
+static inline int equal_bytes(const uint8_t *data, uint8_t wanted)
+{
+    int count = 0;
+#if defined(__AVX512BW__)
+    const __m512i all = _mm512_set1_epi8((char)wanted);
+    for (int i = 0; i < BLOCK; i += 64)
+        count += __builtin_popcountll(_mm512_cmpeq_epi8_mask(_mm512_load_si512(data + i), all));
+#elif defined(__AVX2__)
+    const __m256i all = _mm256_set1_epi8((char)wanted);
+    for (int i = 0; i < BLOCK; i += 32) {
+        __m256i equal = _mm256_cmpeq_epi8(_mm256_load_si256((const __m256i *)(data + i)), all);
+        count += __builtin_popcount((uint32_t)_mm256_movemask_epi8(equal));
+    }
+#else
+    bytes_t counts = {0}; /* a byte counts to BLOCK / WIDTH */
+    for (int i = 0; i < BLOCK / WIDTH; i++) counts -= (bytes_t)(((const bytes_t *)data)[i] == wanted);
+    for (int k = 0; k < WIDTH; k++) count += counts[k];
+#endif
+    return count;
+}
+
 static void count_few(struct state *s, int n, int first, int last)
 {
-    const bytes_t *exponents = (const bytes_t *)s->exponent;
-    memset(s->exponent + n, 0, (size_t)(BLOCK - n));
-    for (int bin = first; bin <= last; bin++) {
-        bytes_t counts = {0}; /* a byte counts to BLOCK / WIDTH */
-        uint32_t count = 0;
-        for (int i = 0; i < BLOCK / WIDTH; i++) counts -= (bytes_t)(exponents[i] == (uint8_t)bin);
-        for (int k = 0; k < WIDTH; k++) count += counts[k];
-        s->out->exponents[bin] += count - (bin ? 0 : (uint32_t)(BLOCK - n));
-    }
+    const int padding = BLOCK - n;
+    memset(s->exponent + n, 0, (size_t)padding);
+    for (int bin = first; bin <= last; bin++)
+        s->out->exponents[bin] += (uint64_t)(equal_bytes(s->exponent, (uint8_t)bin) - (bin ? 0 : padding));
 }
 
 static void count_many(struct state *s, int n)
@@ -209,6 +235,22 @@ static void add_lanes(struct digest *out, const struct lanes *sums)
     out->squares += squares[0];
 }
 
+#if defined(__AVX512BW__)
+#define smaller(A, B) ((floats_t)_mm512_min_ps((__m512)(A), (__m512)(B)))
+#define larger(A, B) ((floats_t)_mm512_max_ps((__m512)(A), (__m512)(B)))
+#elif defined(__AVX2__)
+#define smaller(A, B) ((floats_t)_mm256_min_ps((__m256)(A), (__m256)(B)))
+#define larger(A, B) ((floats_t)_mm256_max_ps((__m256)(A), (__m256)(B)))
+#else
+/* A choice between vectors is C++ only. */
+static inline floats_t choose(ints_t first, floats_t a, floats_t b)
+{
+    return (floats_t)((first & (ints_t)a) | (~first & (ints_t)b));
+}
+#define smaller(A, B) choose((A) < (B), A, B)
+#define larger(A, B) choose((A) > (B), A, B)
+#endif
+
 static void moments_of_finite_floats(struct state *s, int n)
 {
     struct lanes sums;
@@ -228,9 +270,8 @@ static void moments_of_finite_floats(struct state *s, int n)
     for (; i + FLOATS <= n; i += FLOATS) {
         floats_t value;
         memcpy(&value, s->single + i, sizeof value);
-        ints_t below = value < low, above = value > high; /* a choice between vectors is C++ only */
-        low = (floats_t)((below & (ints_t)value) | (~below & (ints_t)low));
-        high = (floats_t)((above & (ints_t)value) | (~above & (ints_t)high));
+        low = smaller(value, low);
+        high = larger(value, high);
     }
     for (; i < n; i++) {
         low[0] = s->single[i] < low[0] ? s->single[i] : low[0];

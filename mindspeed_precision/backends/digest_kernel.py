@@ -40,6 +40,7 @@ _INTEGERS, _FLOATS, _BINS = 5, 4, 256
 _EXPONENTS = _INTEGERS + _FLOATS
 _SKETCH = _EXPONENTS + _BINS
 _STATISTICS, _WITH_SKETCH = 1, 2
+_WORDS, _WORDS_WITH_SKETCH = ctypes.c_uint64 * _SKETCH, ctypes.c_uint64 * (_SKETCH + BUCKETS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,13 +83,13 @@ class HostSums:
     """What the kernel found, not yet put into words.
 
     Attributes:
-        words: ``[265]``, with a sketch ``[521]`` uint64: ``struct digest`` of the C source.
+        words: 265 of them, with a sketch 521: ``struct digest`` of the C source.
         numel: elements (two per complex element).
         statistics: the moments are there.
         sketch: the sketch is there.
     """
 
-    words: NDArray[np.uint64]
+    words: ctypes.Array[ctypes.c_uint64]
     numel: int
     statistics: bool
     sketch: bool
@@ -97,11 +98,12 @@ class HostSums:
         """Return the digest."""
         if not self.numel:
             return Digest(fingerprint=0, unordered=0, statistics=EMPTY if self.statistics else None)
-        ordered, unordered, zeros, nans, infs = self.words[:_INTEGERS].tolist()
+        ordered, unordered, zeros, nans, infs = self.words[:_INTEGERS]
         if not self.statistics:
             return Digest(fingerprint=ordered, unordered=unordered)
-        low, high, total, squares = self.words[_INTEGERS:_EXPONENTS].view(np.float64).tolist()
-        histogram = self.words[_EXPONENTS:_SKETCH]
+        words = np.frombuffer(memoryview(self.words), np.uint64)
+        low, high, total, squares = words[_INTEGERS:_EXPONENTS].view(np.float64).tolist()
+        histogram = words[_EXPONENTS:_SKETCH]
         bins = histogram.nonzero()[0]
         finite = self.numel - nans - infs
         moments = Statistics(
@@ -114,7 +116,7 @@ class HostSums:
             infs=infs,
             exponents=dict(zip(bins.tolist(), histogram[bins].tolist(), strict=True)),
         )
-        sketch = pack(self.words[_SKETCH:].view(np.float64), roundoff=ROUNDOFF) if self.sketch else None
+        sketch = pack(words[_SKETCH:].view(np.float64), roundoff=ROUNDOFF) if self.sketch else None
         return Digest(fingerprint=ordered, unordered=unordered, statistics=moments, sketch=sketch)
 
 
@@ -170,7 +172,7 @@ class DigestKernel:
             sketch: also the sketch; asked for with statistics only.
         """
         dims = len(shape)
-        words: NDArray[np.uint64] = np.empty(_SKETCH + (BUCKETS if sketch else 0), np.uint64)
+        words = _WORDS_WITH_SKETCH() if sketch else _WORDS()
         vector = ctypes.c_int64 * dims
         table = None if reading.table is None else reading.table.ctypes.data
         wanted = (_STATISTICS if statistics else 0) | (_WITH_SKETCH if sketch else 0)
@@ -183,7 +185,7 @@ class DigestKernel:
             reading.kind,
             wanted,
             table,
-            words.ctypes.data,
+            words,
         )
         assert not failed
         return HostSums(words=words, numel=math.prod(shape), statistics=statistics, sketch=sketch)

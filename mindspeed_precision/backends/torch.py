@@ -82,12 +82,11 @@ class TorchBackend:
         Raises:
             PrecisionError: the tensor cannot be read as dense elements of a known type.
         """
+        if self._kernel is not None and tensor.device.type == "cpu" and tensor.dim() < MAX_DIMS:
+            return _host_sums(self._kernel, tensor, statistics=statistics, sketch=sketch)
         # inference mode: nothing of what follows is recorded by autograd or counted as a write
         with torch.inference_mode():
-            readable = _readable(tensor)
-            if self._kernel is None or readable.device.type != "cpu" or tensor.dim() >= MAX_DIMS:
-                return sums_of(readable, statistics=statistics, sketch=sketch)
-            return _host_sums(self._kernel, readable, statistics=statistics, sketch=sketch)
+            return sums_of(_readable(tensor), statistics=statistics, sketch=sketch)
 
     def finish_digests(self, handles: Sequence[Sums | HostSums]) -> list[Digest]:
         """Wait once per device and return the digests."""
@@ -164,7 +163,10 @@ def _reading(dtype: torch.dtype) -> Reading:
 
 
 def _host_sums(kernel: DigestKernel, tensor: torch.Tensor, *, statistics: bool, sketch: bool) -> HostSums:
-    real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    with torch.inference_mode():
+        real = _readable(tensor)
+        if real.is_complex():
+            real = torch.view_as_real(real)
     reading, numel = _reading(real.dtype), real.numel()
     statistics = statistics and reading.kind != BITS_ONLY
     sketch = sketch and statistics and reading.floating and numel > 1

@@ -172,6 +172,8 @@ class StepMarker:
     microbatches: int
 
 
+_ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
+
 Line = Header | Parameters | TensorRecord | Problem | StepMarker
 
 
@@ -199,7 +201,7 @@ def to_json(line: Line) -> str:
         plain = {"kind": "parameters", "parameters": [asdict(parameter) for parameter in line.parameters]}
     else:
         plain = {"kind": "problem" if isinstance(line, Problem) else "step", **asdict(line)}
-    return json.dumps(plain, allow_nan=False, separators=(",", ":"))
+    return _ENCODER.encode(plain)
 
 
 def _record_to_plain(record: TensorRecord) -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +43,18 @@ class _Pending:
     digest: Digest | None = None
     handle: Any = None
     snapshot: Any = None
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Pause garbage collection: thousands of small objects, none in a cycle, would set it off many times."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 class Recorder:
@@ -163,34 +177,38 @@ class Recorder:
         pending, self._pending = self._pending, []
         self._forget()
         if self._wanted:
-            digests = self._finish(pending)
-            records = [
-                TensorRecord(
-                    seq=self._next_seq + position,
-                    key=item.key,
-                    shape=item.shape,
-                    dtype=item.dtype,
-                    layout=item.layout,
-                    digest=digest,
-                    note=item.note,
-                )
-                for position, (item, digest) in enumerate(digests)
-            ]
-            kept = {
-                self._next_seq + position: item.snapshot
-                for position, (item, _) in enumerate(digests)
-                if item.snapshot is not None
-            }
-            self._writer.write_step(
-                self.step,
-                records,
-                _Payloads(self._backend, kept),
-                microbatches=self._microbatches,
-                problems=self._problems,
-            )
-            self._next_seq += len(records)
+            with _no_collection():
+                self._write(pending)
         self._problems = []
         self._microbatches = 0
+
+    def _write(self, pending: list[_Pending]) -> None:
+        digests = self._finish(pending)
+        records = [
+            TensorRecord(
+                seq=self._next_seq + position,
+                key=item.key,
+                shape=item.shape,
+                dtype=item.dtype,
+                layout=item.layout,
+                digest=digest,
+                note=item.note,
+            )
+            for position, (item, digest) in enumerate(digests)
+        ]
+        kept = {
+            self._next_seq + position: item.snapshot
+            for position, (item, _) in enumerate(digests)
+            if item.snapshot is not None
+        }
+        self._writer.write_step(
+            self.step,
+            records,
+            _Payloads(self._backend, kept),
+            microbatches=self._microbatches,
+            problems=self._problems,
+        )
+        self._next_seq += len(records)
 
     def close(self, *, complete: bool) -> None:
         """Close the dump; records of a step that did not end are dropped.
