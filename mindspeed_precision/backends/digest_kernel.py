@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from mindspeed_precision.backends.base import HostTensor
 from mindspeed_precision.record.elements import to_bits
-from mindspeed_precision.record.sketch import BUCKETS, ROUNDOFF, pack, unpack
+from mindspeed_precision.record.sketch import BUCKETS, ROUNDOFF, has_sketch, pack, unpack
 from mindspeed_precision.record.statistics import EMPTY, digest_host
 from mindspeed_precision.records import Digest, Statistics
 
@@ -73,6 +73,8 @@ KINDS = {
     "uint64": Reading(kind=11, floating=False, width=8),
 }
 """Types whose numbers C knows; those of one byte are read through a table, others as bits alone."""
+
+_COMPONENTS = {"complex64": "float32", "complex128": "float64"}
 
 BY_TABLE, BITS_ONLY = 5, 0
 MAX_DIMS = 64
@@ -247,6 +249,22 @@ def digest_kernel() -> tuple[DigestKernel | None, str]:
         reason = " ".join(str(error).split())
         return None, f"framework operations: no kernel could be compiled ({reason})"
     return kernel, f"compiled by {how}"
+
+
+def digest_on_host(host: HostTensor, *, statistics: bool, sketch: bool = False) -> Digest:
+    """Return what ``record.statistics.digest_host`` does, by the kernel where there is one.
+
+    Raises:
+        IncomparableError: more than fingerprints was asked for and the element type has no known numbers.
+    """
+    kernel, _ = digest_kernel()
+    reading, bits = KINDS.get(_COMPONENTS.get(host.dtype, host.dtype)), host.bits
+    if kernel is None or reading is None or bits.ndim >= MAX_DIMS:
+        return digest_host(host, statistics=statistics, sketch=sketch)
+    strides = [stride // reading.width for stride in bits.strides]
+    sketch = sketch and statistics and has_sketch(host.dtype, bits.size)
+    found = kernel.sums(bits.ctypes.data, bits.shape, strides, reading, statistics=statistics, sketch=sketch)
+    return found.digest()
 
 
 def _compiled() -> tuple[Path, str]:

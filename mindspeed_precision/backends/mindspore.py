@@ -24,8 +24,8 @@ import numpy as np
 from mindspore._c_expression import TensorPy
 
 from mindspeed_precision.backends.base import HostTensor
+from mindspeed_precision.backends.digest_kernel import digest_on_host
 from mindspeed_precision.errors import PrecisionError
-from mindspeed_precision.record.statistics import digest_host
 from mindspeed_precision.records import Digest, Layout
 
 _BITS_ONLY = ("hifloat8",)
@@ -84,7 +84,7 @@ class MindSporeBackend:
         """
         host = self.snapshot(tensor)
         numbers = host.dtype not in _BITS_ONLY
-        return digest_host(host, statistics=statistics and numbers, sketch=sketch and numbers)
+        return digest_on_host(host, statistics=statistics and numbers, sketch=sketch and numbers)
 
     def identity(self, tensor: Any) -> None:
         """Nothing counts the writes to a tensor."""

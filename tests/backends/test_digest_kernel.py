@@ -117,6 +117,34 @@ def test_types_of_one_byte_and_types_without_numbers():
 
 
 @needs_kernel
+@pytest.mark.parametrize("name", ["bfloat16", "float32", "float64", "int32"])
+def test_blocks_of_zeros(name):
+    """They are told apart from blocks with one bit, or one negative zero, in them."""
+    width = kernels.KINDS[name].width
+    for count in (1, 3, 1024, 5000):
+        for place in (None, 0, count // 2, count - 1):
+            bits = np.zeros(count, f"u{width}")
+            if place is not None:
+                bits[place] = 1 << (8 * width - 1)
+            host = HostTensor(bits=bits, dtype=name)
+            found, wanted = digest(bits, name, sketch=name != "int32"), digest_host(host, statistics=True)
+            assert_same(found, wanted)
+
+
+@needs_kernel
+@pytest.mark.parametrize("name", ["complex64", "float16", "uint8", "bool"])
+@pytest.mark.parametrize("sketch", [False, True])
+def test_tensors_on_the_host(name, sketch):
+    shape, width = ((30, 50, 2), 4) if name == "complex64" else ((30, 50), 2 if name == "float16" else 1)
+    bits = np.arange(np.prod(shape)).reshape(shape).astype(f"u{width}")
+    host = HostTensor(bits=bits & 1 if name == "bool" else bits, dtype=name)
+    found = kernels.digest_on_host(host, statistics=True, sketch=sketch)
+    wanted = digest_host(host, statistics=True, sketch=sketch)
+    assert_same(found, wanted)
+    assert (found.sketch is None) == (wanted.sketch is None)
+
+
+@needs_kernel
 def test_other_threads_run_meanwhile():
     bits = np.ones(1 << 24, np.uint32)
     seen, ended = [], threading.Event()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -35,6 +36,13 @@ def expected(case):
     return digest_host(HostTensor(bits=case.logical(), dtype=case.dtype), statistics=True)
 
 
+def rounded(digest):
+    """Return the digest with the sums, whose order is not defined, at ten digits."""
+    statistics = digest.statistics
+    mean, l2_norm = (float(f"{value:.10g}") for value in (statistics.mean, statistics.l2_norm))
+    return replace(digest, statistics=replace(statistics, mean=mean, l2_norm=l2_norm))
+
+
 def ones(*shape):
     return Tensor(np.ones(shape, np.float32))
 
@@ -43,7 +51,7 @@ def assert_reads(case):
     tensor = mindspore_tensor(case)
     shape, layout = tuple(tensor.shape), BACKEND.layout(tensor)
     # repr: NaN moments of empty tensors compare equal
-    assert repr(digest(tensor)) == repr(expected(case))
+    assert repr(rounded(digest(tensor))) == repr(rounded(expected(case)))
     assert (BACKEND.to_host(BACKEND.snapshot(tensor)).bits == case.logical()).all()
     assert BACKEND.dtype(tensor) == case.dtype
     assert BACKEND.shape(tensor) == shape == case.logical().shape[: len(shape)]
