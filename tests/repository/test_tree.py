@@ -150,4 +150,5 @@ def test_data_is_found_from_an_installation(tmp_path, source, tracked, how):
     wanted = sorted(path.name for path in data if path.suffix == ".yaml")
     assert found["files"] == wanted
     assert (Path(found["package"]) / "py.typed").is_file()
+    assert (Path(found["package"]) / "backends" / "digest_kernel.c").is_file()
     assert (environment / "bin" / "mindspeed-precision").is_file()
