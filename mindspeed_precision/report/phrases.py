@@ -132,7 +132,9 @@ def difference(origin: Origin) -> str:
 def _estimated(metrics: Mapping[str, float | int | bool]) -> str:
     if "sketch_distance" not in metrics:
         return f"the relative error is below {metrics['sketch_high']:.2g} (estimated)"
-    return f"relative error about {metrics['sketch_distance']:.2g} (estimated)"
+    distance, low, high = (metrics[f"sketch_{end}"] for end in ("distance", "low", "high"))
+    between = f", {low:.2g} to {high:.2g}" if low < distance < high else ""
+    return f"relative error about {distance:.2g} (estimated{between})"
 
 
 def _element_difference(metrics: object, dtype: str) -> str:

@@ -68,7 +68,8 @@ def test_sketches_agree_with_the_definition(case):
     host = HostTensor(bits=case.logical(), dtype=case.dtype)
     found = BACKEND.begin_digest(mindspore_tensor(case), statistics=True, sketch=True)
     assert found.sketch == digest_host(host, statistics=True, sketch=True).sketch
-    assert (found.sketch is not None) == has_sketch(host.dtype, host.bits.size)
+    if host.bits.itemsize < 8:  # any sum of random float64 may be beyond float64
+        assert (found.sketch is not None) == has_sketch(host.dtype, host.bits.size)
 
 
 @given(
