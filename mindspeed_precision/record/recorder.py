@@ -139,10 +139,13 @@ class Recorder:
         )
         self._pending.append(pending)
 
-    def end_step(self) -> None:
+    def end_step(self) -> list[Problem]:
         """Wait for the device once, then write the step: payloads, records, marker.
 
         A step that is not wanted leaves no trace, not even a marker.
+
+        Returns:
+            What could not be recorded in this step.
 
         Raises:
             DumpError: the disk refuses. Nothing of the step counts as recorded then.
@@ -175,8 +178,9 @@ class Recorder:
                 problems=self._problems,
             )
             self._next_seq += len(records)
-        self._problems = []
+        problems, self._problems = self._problems, []
         self._microbatches = 0
+        return problems
 
     def close(self, *, complete: bool) -> None:
         """Close the dump; records of a step that did not end are dropped.
