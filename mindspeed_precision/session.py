@@ -42,7 +42,7 @@ class Session:
         label: free text that names the run in reports.
 
     Raises:
-        ConfigError: the settings are wrong.
+        ConfigError: the settings are wrong, or ``model`` is no model of the framework that is loaded.
         DeterminismError: a switch was set too late (``determinism.strict``).
         PatchError: a patch cannot be installed.
         DumpError: the run directory exists and is not empty.
@@ -211,6 +211,7 @@ class Session:
     def _groups_for_model(self) -> list[str]:
         """Return the groups that a model given by hand can call: a patch that nobody calls is an error."""
         chunks = self._model if isinstance(self._model, (list, tuple)) else [self._model]
+        _require_modules(chunks)
         kinds = {kind for chunk in chunks for module in _modules(chunk) for kind in type(module).__mro__}
         groups = []
         if any(kind.__module__.startswith("megatron.core") for kind in kinds):
@@ -221,6 +222,18 @@ class Session:
 
     def _audit(self) -> list[dict[str, Any]]:
         return [] if self._patches is None else [_audit_line(line) for line in self._patches.audit()]
+
+
+def _require_modules(chunks: Sequence[Any]) -> None:
+    backend = capture_backend()
+    for chunk in chunks:
+        if not backend.is_module(chunk):
+            raise ConfigError(
+                "what a Session is to observe is no model",
+                where="model",
+                found=type(chunk).__name__,
+                expected=f"a module of {loaded_framework()}, or a list of the chunks of one",
+            )
 
 
 def _modules(module: Any) -> Iterator[Any]:

@@ -144,3 +144,22 @@ def test_an_optimizer_that_is_called_with_something_else_is_refused(tmp_path):
         Session(model=net, optimizer=optimizer, out=tmp_path / "run", overrides=OVERRIDES),
     ):
         optimizer((batch(0),))
+
+
+def test_graph_mode_and_what_is_no_cell_are_refused_before_anything_is_written(tmp_path):
+    net, optimizer = made(OPTIMIZERS["nn.Adam"])
+    with (
+        pytest.raises(PrecisionError, match="found function, expected a module of mindspore"),
+        Session(model=train, optimizer=optimizer, out=tmp_path / "run", overrides=OVERRIDES),
+    ):
+        pass
+    mindspore.set_context(mode=mindspore.GRAPH_MODE)
+    try:
+        with (
+            pytest.raises(PrecisionError, match="found GRAPH_MODE, expected PYNATIVE_MODE"),
+            Session(model=net, optimizer=optimizer, out=tmp_path / "run", overrides=OVERRIDES),
+        ):
+            pass
+    finally:
+        mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+    assert not (tmp_path / "run").exists()
