@@ -163,3 +163,14 @@ def test_graph_mode_and_what_is_no_cell_are_refused_before_anything_is_written(t
     finally:
         mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
     assert not (tmp_path / "run").exists()
+
+
+def test_dropout_of_cells_is_set_to_zero(tmp_path):
+    net, optimizer = made(OPTIMIZERS["nn.Adam"])
+    net.head = nn.SequentialCell(net.head, nn.Dropout(p=0.5), mint.nn.Dropout(p=0.25), nn.Dropout(0.9))
+    net.set_train()
+    overrides = ["determinism.zero_dropout=true", "determinism.strict=false"]
+    with Session(model=net, optimizer=optimizer, out=tmp_path / "run", overrides=overrides) as session:
+        train(net, optimizer, session, steps=1)
+        assert (net(batch(0)).asnumpy() == net(batch(0)).asnumpy()).all()
+    assert (net.head[1].p, net.head[2].p, net.head[3].keep_prob) == (0.0, 0.0, 1.0)
