@@ -25,6 +25,9 @@ from mindspeed_precision.records import (
     TensorRecord,
 )
 
+_PRINTED = (Role.LOSS, Role.GRAD_NORM)
+"""What a log prints, and every report wants the value of, whatever the level is."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Pending:
@@ -102,7 +105,7 @@ class Recorder:
                     layout=backend.layout(tensor),
                     handle=backend.begin_digest(
                         tensor,
-                        statistics=level.includes(Level.STATISTICS),
+                        statistics=level.includes(Level.STATISTICS) or observation.key.role in _PRINTED,
                         sketch=level.includes(Level.SKETCH),
                     ),
                     snapshot=backend.snapshot(tensor) if level is Level.TENSOR else None,

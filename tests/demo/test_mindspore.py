@@ -36,6 +36,12 @@ def test_a_missing_environment_is_one_clear_error(monkeypatch, tmp_path):
         frameworks.interpreter(frameworks.PYTHON)
 
 
+def test_a_missing_megatron_is_one_clear_error(monkeypatch, tmp_path):
+    monkeypatch.setenv("MSP_MCORE", str(tmp_path))
+    with pytest.raises(PrecisionError, match=r"no megatron-core 0\.12\.1.*make demo-mindspore"):
+        frameworks.megatron()
+
+
 def test_a_machine_that_mindspore_does_not_fit_says_why(monkeypatch, tmp_path):
     (tmp_path / ".unavailable").write_text("MindSpore 2.7.1 has no wheel for this machine\n")
     monkeypatch.setenv(frameworks.PYTHON, str(tmp_path / "bin" / "python"))

@@ -92,6 +92,17 @@ def test_each_level_includes_the_ones_before(recorder_of, level, kept):
         np.testing.assert_allclose(unpack(layer.digest.sketch), wanted, rtol=2.0**-28, atol=1e-12)
 
 
+def test_what_a_log_prints_has_its_value_at_every_level(recorder_of):
+    run, recorder = recorder_of("capture.level=fingerprint")
+    recorder.begin_step(0)
+    for role in (Role.LOSS, Role.GRAD_NORM, Role.OUTPUT):
+        recorder.observe(Observation(key=key(0, role=role), tensor=torch.tensor(2.5)))
+    recorder.end_step()
+    recorder.close(complete=True)
+    values = {record.key.role: record.value for record in load_run(run).ranks[0].records}
+    assert values == {Role.LOSS: 2.5, Role.GRAD_NORM: 2.5, Role.OUTPUT: None}
+
+
 def test_steps_that_are_not_wanted_leave_no_trace(recorder_of):
     run, recorder = recorder_of("steps='1'", "capture.rules=[{fqn: late, steps: '1', level: drop}]")
     for step in (INIT_STEP, 0, 1, 2):

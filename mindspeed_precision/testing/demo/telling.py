@@ -23,7 +23,11 @@ def timed(what: str, work: Callable[[], _Result]) -> _Result:
     sys.stdout.write(f"  {what} … ")
     sys.stdout.flush()
     start = time.monotonic()
-    done = work()
+    try:
+        done = work()
+    except BaseException:
+        say("failed")
+        raise
     say(f"{time.monotonic() - start:.0f} s")
     return done
 
