@@ -135,7 +135,7 @@ def test_without_mindspore_it_is_one_line(tmp_path):
     script = tmp_path / "script.py"
     script.write_text("print('never')\n")
     done = on_mindspore(Path(sys.executable), str(script))
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "no mindspore and no mindtorch" in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert done.stdout == ""
