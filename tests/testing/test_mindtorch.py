@@ -190,6 +190,7 @@ def test_every_piece_mends_what_it_says(mindspore_python, tmp_path):
 
 
 @pytest.mark.matrix
+@pytest.mark.long
 @pytest.mark.parametrize("name", PROBES)
 def test_it_is_broken_without_the_piece(name, mindspore_python, tmp_path):
     code, without, mended = PROBES[name]
