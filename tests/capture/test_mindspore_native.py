@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from mindspeed_precision.dump.reader import load_run
-from mindspeed_precision.records import Phase, Role
+from mindspeed_precision.flow import compare_runs
+from mindspeed_precision.records import Phase, Role, Verdict
 
 mindspore = pytest.importorskip("mindspore")
-from mindspore import Parameter, Tensor, mint, nn  # noqa: E402
+from mindspore import Parameter, Tensor, mint, nn, ops  # noqa: E402
 
 from mindspeed_precision.errors import PrecisionError  # noqa: E402
 from mindspeed_precision.session import Session  # noqa: E402
@@ -126,6 +127,43 @@ def test_an_evaluation_is_no_microbatch(tmp_path):
     assert load_run(tmp_path / "run").ranks[0].microbatches[0] == 1
 
 
+class Descent(nn.Cell):
+    """Plain gradient descent of one's own: in place, or by assignment."""
+
+    def __init__(self, parameters, *, in_place):
+        super().__init__()
+        self.parameters, self.learning_rate, self.in_place = list(parameters), 0.01, in_place
+
+    def construct(self, gradients):
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            if self.in_place:
+                parameter.sub_(gradient * self.learning_rate)
+            else:
+                ops.assign(parameter, parameter - gradient * self.learning_rate)
+        return True
+
+
+def in_place_works():
+    parameter = Parameter(Tensor(np.ones(2, np.float32)), name="probe")
+    parameter.sub_(Tensor(np.ones(2, np.float32)))
+    return bool((parameter.asnumpy() == 0).all())
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_arithmetic_in_place_that_leaves_its_target_is_an_optimizer_that_moves_nothing(tmp_path, in_place):
+    net, optimizer = made(lambda parameters: Descent(parameters, in_place=in_place))
+    with Session(model=net, optimizer=optimizer, out=tmp_path / "run", overrides=OVERRIDES) as session:
+        train(net, optimizer, session)
+    diagnosis = compare_runs(tmp_path / "run", tmp_path / "run")
+    found = [finding.id for finding in diagnosis.findings]
+    if in_place and not in_place_works():
+        assert found == ["optimizer.parameters_unmoved"]
+        assert diagnosis.status is not Verdict.IDENTICAL
+    else:
+        assert found == []
+        assert diagnosis.status is Verdict.IDENTICAL
+
+
 class Halves(nn.Cell):
     """Looks like an optimizer, and is called with something else."""
 
@@ -144,6 +182,18 @@ def test_an_optimizer_that_is_called_with_something_else_is_refused(tmp_path):
         Session(model=net, optimizer=optimizer, out=tmp_path / "run", overrides=OVERRIDES),
     ):
         optimizer((batch(0),))
+
+
+def test_an_optimizer_whose_steps_cannot_be_seen_is_refused(tmp_path):
+    net, _ = made(OPTIMIZERS["nn.Adam"])
+    with (
+        pytest.raises(
+            PrecisionError, match="found function, expected an optimizer of mindspore or of Megatron"
+        ),
+        Session(model=net, optimizer=train, out=tmp_path / "run", overrides=OVERRIDES),
+    ):
+        pass
+    assert not (tmp_path / "run").exists()
 
 
 def test_graph_mode_and_what_is_no_cell_are_refused_before_anything_is_written(tmp_path):
