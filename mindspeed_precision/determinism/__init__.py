@@ -8,9 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from mindspeed_precision.backends.detect import TORCH, loaded_framework
 from mindspeed_precision.config import DeterminismSettings
 from mindspeed_precision.determinism import progress
-from mindspeed_precision.determinism.algorithms import Change, pin_algorithms, reassert, snapshot
+from mindspeed_precision.determinism.algorithms import Change, pin_algorithms, reassert, snapshot, wanted
 from mindspeed_precision.determinism.dropout import zero_dropout, zero_dropout_arguments
 from mindspeed_precision.determinism.environment import Outcome, Status, pin_environment, recorded_environment
 from mindspeed_precision.determinism.seeds import check_seed, seed_everything
@@ -33,6 +34,8 @@ __all__ = [
 
 LAUNCHERS = {"npu": "launch/torch_npu.sh", "cuda": "launch/gpu.sh", "cpu": "launch/cpu.sh"}
 """The script that exports the environment first, by device."""
+MINDSPORE_LAUNCHERS = {"npu": "launch/mindspore.sh", "cpu": "launch/mindspore_cpu.sh"}
+"""The same where MindSpore computes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,11 +80,16 @@ def pin(settings: DeterminismSettings, *, device: str) -> DeterminismReport:
             where="determinism",
             remedy=f"{_remedy(late, device)}, or accept it with determinism.strict=false",
         )
+    switches = pin_algorithms(settings)
+    refused = [name for name, value in wanted(settings).items() if switches.get(name, value) != value]
     return DeterminismReport(
         outcomes=outcomes,
-        switches=pin_algorithms(settings),
+        switches=switches,
         seeded=seed_everything(settings.seed) if settings.reseed else (),
-        findings=tuple(_late_finding(outcome, device) for outcome in late),
+        findings=(
+            *(_late_finding(outcome, device) for outcome in late),
+            *(_refused_finding(name, switches[name]) for name in refused),
+        ),
     )
 
 
@@ -116,6 +124,18 @@ def _late_finding(outcome: Outcome, device: str) -> Finding:
     )
 
 
+def _refused_finding(name: str, found: Any) -> Finding:
+    return Finding(
+        id="determinism.too_late",
+        severity=Severity.WARNING,
+        confidence=1.0,
+        title=f"{name} could not be pinned any more",
+        evidence=(f"{name} is {found!r}, and the framework lets it be set once per process",),
+        remedy="let the program leave it alone",
+    )
+
+
 def _remedy(late: list[Outcome], device: str) -> str:
     exports = " ".join(f"{outcome.name}={outcome.wanted}" for outcome in late)
-    return f"launch through {LAUNCHERS[device]}, or export {exports} before the program starts"
+    scripts = LAUNCHERS if loaded_framework() in (TORCH, None) else {**LAUNCHERS, **MINDSPORE_LAUNCHERS}
+    return f"launch through {scripts[device]}, or export {exports} before the program starts"

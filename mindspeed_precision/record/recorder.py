@@ -27,6 +27,9 @@ from mindspeed_precision.records import (
     TensorRecord,
 )
 
+_PRINTED = (Role.LOSS, Role.GRAD_NORM)
+"""What a log prints, and every report wants the value of, whatever the level is."""
+
 _READ_ONLY = frozenset({Phase.FPROP, Phase.DGRAD, Phase.WGRAD})
 """Phases whose tensors are made once and then read; parameters, gradients and states are written in place."""
 
@@ -129,7 +132,8 @@ class Recorder:
     def _handle(self, observation: Observation, level: Level) -> Any:
         """Begin a digest, or return that of the same memory: one module's output is the next one's input."""
         backend, tensor = self._backend, observation.tensor
-        statistics, sketch = level.includes(Level.STATISTICS), level.includes(Level.SKETCH)
+        statistics = level.includes(Level.STATISTICS) or observation.key.role in _PRINTED
+        sketch = level.includes(Level.SKETCH)
         identity = backend.identity(tensor) if observation.key.phase in _READ_ONLY else None
         if identity is None:
             return backend.begin_digest(tensor, statistics=statistics, sketch=sketch)
@@ -166,10 +170,13 @@ class Recorder:
         )
         self._pending.append(pending)
 
-    def end_step(self) -> None:
+    def end_step(self) -> list[Problem]:
         """Wait for the device once, then write the step: payloads, records, marker.
 
         A step that is not wanted leaves no trace, not even a marker.
+
+        Returns:
+            What could not be recorded in this step.
 
         Raises:
             DumpError: the disk refuses. Nothing of the step counts as recorded then.
@@ -179,8 +186,9 @@ class Recorder:
         if self._wanted:
             with _no_collection():
                 self._write(pending)
-        self._problems = []
+        problems, self._problems = self._problems, []
         self._microbatches = 0
+        return problems
 
     def _write(self, pending: list[_Pending]) -> None:
         digests = self._finish(pending)
