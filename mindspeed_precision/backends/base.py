@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -61,18 +61,6 @@ class Backend(Protocol):
 
         A sketch is asked for with statistics only.
         """
-        ...
-
-    def identity(self, tensor: Any) -> Hashable | None:
-        """Return what is equal for two tensors of one step that are the same unchanged memory.
-
-        Their digests are equal too: shape and strides do not enter. None: not known, or not worth it. Keeps
-        no reference to the memory.
-        """
-        ...
-
-    def forget(self) -> None:
-        """Forget every ``identity`` that was given out: a step is over."""
         ...
 
     def finish_digests(self, handles: Sequence[Any]) -> list[Digest]:

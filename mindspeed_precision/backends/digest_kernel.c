@@ -491,19 +491,3 @@ int msp_digest(const void *data, int dims, const int64_t *shape, const int64_t *
     if (s.filled) take_block(&s, s.pending, (int)(s.filled / width));
     return 0;
 }
-
-/* Sum up 64 words spread over contiguous memory, or all of it if it is small: tells whether it was rewritten. */
-uint64_t msp_probe(const unsigned char *data, uint64_t bytes)
-{
-    enum { WORDS = 64 };
-    uint64_t sum = 0, step = bytes / WORDS, word;
-    if (step < sizeof word) {
-        for (uint64_t i = 0; i < bytes; i++) sum += mix64(mix64(i + SEED) ^ data[i]);
-        return sum;
-    }
-    for (uint64_t i = 0; i < WORDS; i++) {
-        memcpy(&word, data + i * step, sizeof word);
-        sum += mix64(mix64(i + SEED) ^ word);
-    }
-    return sum;
-}

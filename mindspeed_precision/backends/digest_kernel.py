@@ -149,9 +149,6 @@ class DigestKernel:
             pointer,
         ]
         self._digest.restype = integer
-        self._probe = loaded.msp_probe
-        self._probe.argtypes = [pointer, ctypes.c_uint64]
-        self._probe.restype = ctypes.c_uint64
 
     def sums(
         self,
@@ -191,10 +188,6 @@ class DigestKernel:
         )
         assert not failed
         return HostSums(words=words, numel=math.prod(shape), statistics=statistics, sketch=sketch)
-
-    def probe(self, address: int, size: int) -> int:
-        """Return a sum over 64 words spread over ``size`` bytes of contiguous memory."""
-        return int(self._probe(address, size))
 
     def agrees(self) -> bool:
         """Tell whether it gives the numbers of the definition, on a few tensors of every type."""

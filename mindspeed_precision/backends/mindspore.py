@@ -86,12 +86,6 @@ class MindSporeBackend:
         numbers = host.dtype not in _BITS_ONLY
         return digest_on_host(host, statistics=statistics and numbers, sketch=sketch and numbers)
 
-    def identity(self, tensor: Any) -> None:
-        """Nothing counts the writes to a tensor."""
-
-    def forget(self) -> None:
-        """Nothing was given out."""
-
     def finish_digests(self, handles: Sequence[Digest]) -> list[Digest]:
         """Return the digests; there is nothing left to wait for."""
         return list(handles)

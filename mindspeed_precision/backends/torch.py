@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -32,9 +31,6 @@ from mindspeed_precision.records import Digest, Layout, Sketch, Statistics
 _NPU_FORMATS = {-1: "", 0: "NCHW", 2: "ND", 3: "NC1HWC0", 4: "FRACTAL_Z", 29: "FRACTAL_NZ", 30: "NCDHW"}
 _NPU_ND = 2
 
-SMALLEST_REUSED = 1 << 12
-"""Elements from which on it is faster to look up a digest than to take it."""
-
 
 class TorchBackend:
     """Implements ``backends.base.Backend`` for torch.
@@ -50,8 +46,6 @@ class TorchBackend:
 
     def __init__(self, *, kernel: bool = True) -> None:
         self._kernel, self.digest_kernel = digest_kernel() if kernel else (None, "framework operations")
-        self._watched: dict[int, int] = {}
-        self._lock = threading.Lock()
 
     def is_tensor(self, value: object) -> bool:
         """Tell whether ``value`` is a torch tensor."""
@@ -100,35 +94,6 @@ class TorchBackend:
         for device, sums in by_device.items():
             digests.update(zip(sums, _finish(device, list(sums.values())), strict=True))
         return [digests[place] for place in range(len(handles))]
-
-    def identity(self, tensor: torch.Tensor) -> Hashable | None:
-        """Return what is equal for two tensors of one step whose elements are the same unchanged memory.
-
-        A write counts the version up, but one through ``.data`` or by a kernel that torch does not know does
-        not: 64 words are looked at as well. That sees a rewritten tensor, not a few elements of it, which is
-        why only tensors that nobody should write are asked for.
-        """
-        if (
-            self._kernel is None
-            or tensor.device.type != "cpu"
-            or tensor.numel() < SMALLEST_REUSED
-            or tensor.is_inference()
-            or not tensor.is_contiguous()
-        ):
-            return None
-        storage, address, size = tensor.untyped_storage(), tensor.data_ptr(), tensor.nbytes
-        with self._lock:
-            if storage._cdata not in self._watched:  # no other storage gets this number before it is freed
-                self._watched[storage._cdata] = storage._weak_ref()
-        view = (tensor.is_conj(), tensor.is_neg(), tensor.dtype)
-        return storage._cdata, address, size, view, tensor._version, self._kernel.probe(address, size)
-
-    def forget(self) -> None:
-        """Forget every ``identity`` that was given out."""
-        with self._lock:
-            watched, self._watched = self._watched, {}
-        for reference in watched.values():
-            torch.UntypedStorage._free_weak_ref(reference)
 
     def snapshot(self, tensor: torch.Tensor) -> torch.Tensor:
         """Enqueue a copy in C order.

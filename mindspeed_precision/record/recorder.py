@@ -30,9 +30,6 @@ from mindspeed_precision.records import (
 _PRINTED = (Role.LOSS, Role.GRAD_NORM)
 """What a log prints, and every report wants the value of, whatever the level is."""
 
-_READ_ONLY = frozenset({Phase.FPROP, Phase.DGRAD, Phase.WGRAD})
-"""Phases whose tensors are made once and then read; parameters, gradients and states are written in place."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class _Pending:
@@ -84,7 +81,6 @@ class Recorder:
         self._wanted = True
         self._levels: dict[tuple[Phase, str, Role], Level | None] = {}
         self._pending: list[_Pending] = []
-        self._known: dict[Any, Any] = {}
         self._problems: list[Problem] = []
         self._microbatches = 0
         self._next_seq = 0
@@ -114,7 +110,6 @@ class Recorder:
             return
         backend, tensor = self._backend, observation.tensor
         try:
-            handle = self._handle(observation, level)
             self._pending.append(
                 _Pending(
                     key=observation.key,
@@ -122,25 +117,16 @@ class Recorder:
                     dtype=backend.dtype(tensor),
                     note=observation.note,
                     layout=backend.layout(tensor),
-                    handle=handle,
+                    handle=backend.begin_digest(
+                        tensor,
+                        statistics=level.includes(Level.STATISTICS) or observation.key.role in _PRINTED,
+                        sketch=level.includes(Level.SKETCH),
+                    ),
                     snapshot=backend.snapshot(tensor) if level is Level.TENSOR else None,
                 )
             )
         except Exception as error:  # noqa: BLE001  the training must go on; the reader reports the loss
             self._add_problem(observation.key.describe(), error)
-
-    def _handle(self, observation: Observation, level: Level) -> Any:
-        """Begin a digest, or return that of the same memory: one module's output is the next one's input."""
-        backend, tensor = self._backend, observation.tensor
-        statistics = level.includes(Level.STATISTICS) or observation.key.role in _PRINTED
-        sketch = level.includes(Level.SKETCH)
-        identity = backend.identity(tensor) if observation.key.phase in _READ_ONLY else None
-        if identity is None:
-            return backend.begin_digest(tensor, statistics=statistics, sketch=sketch)
-        known = (identity, statistics, sketch)
-        if known not in self._known:
-            self._known[known] = backend.begin_digest(tensor, statistics=statistics, sketch=sketch)
-        return self._known[known]
 
     def observe_number(self, key: RecordKey, value: float | int | bool, *, note: str = "") -> None:
         """Record a host number as float64 with its exact bits, and its statistics at every level."""
@@ -182,7 +168,6 @@ class Recorder:
             DumpError: the disk refuses. Nothing of the step counts as recorded then.
         """
         pending, self._pending = self._pending, []
-        self._forget()
         if self._wanted:
             with _no_collection():
                 self._write(pending)
@@ -228,12 +213,7 @@ class Recorder:
             DumpError: ``complete``, and the disk refuses.
         """
         self._pending = []
-        self._forget()
         self._writer.close(complete=complete)
-
-    def _forget(self) -> None:
-        self._known.clear()
-        self._backend.forget()
 
     def _finish(self, pending: list[_Pending]) -> list[tuple[_Pending, Digest]]:
         waiting = [item for item in pending if item.digest is None]
