@@ -68,8 +68,11 @@ class RecordRule:
         every: all limits must hold (and be known); else the first one that is known decides.
         limits: the bounds.
         without_elements: bounds of which all must hold where no elements were kept; none: ``limits`` decide.
+            Those on an end of an estimate hold where sketches give one.
         cancels_below: a gradient smaller than this times the magnitude of what was summed is noise; 0: none.
         cancels_growth: added to it times the reach, where the sign of a gradient decides (parameters).
+        cancels_in_part: shell pattern of parameters whose gradient may be noise in some elements, which
+            without elements nothing shows.
     """
 
     dtype: str = "*"
@@ -80,6 +83,7 @@ class RecordRule:
     without_elements: tuple[Limit, ...] = ()
     cancels_below: float = 0.0
     cancels_growth: float = 0.0
+    cancels_in_part: str = ""
 
     def applies(self, key: RecordKey, dtype: str) -> bool:
         """Tell whether the rule speaks of a record."""
@@ -140,6 +144,7 @@ class _Rule:
     without_elements: list[_Limit] = field(default_factory=list)
     cancels_below: float = 0.0
     cancels_growth: float = 0.0
+    cancels_in_part: str = ""
 
 
 @dataclass
