@@ -7,6 +7,7 @@ not care about order, so the integer results are the same on every device.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ import torch
 from mindspeed_precision.errors import PrecisionError
 from mindspeed_precision.record.fingerprint import MASK64, MULTIPLIERS, SEED, SHIFTS, UNORDERED_KEY
 from mindspeed_precision.record.sketch import BUCKETS
+from mindspeed_precision.records import Part
 
 CPU_PIECE = 1 << 16
 """Elements per pass on a CPU: temporaries of 1 MiB stay near its cache; smaller ones cost more in calls."""
@@ -116,17 +118,25 @@ class Sums:
             self.sketch = self.sketch + other.sketch
 
 
-def sums_of(tensor: torch.Tensor, *, statistics: bool, sketch: bool = False) -> Sums:
+def sums_of(
+    tensor: torch.Tensor, *, statistics: bool, sketch: bool = False, part: Part | None = None
+) -> Sums:
     """Enqueue everything that a digest of ``tensor`` needs.
 
     Args:
         tensor: ``[...]`` dense, any strides, already detached.
         statistics: also the moments.
         sketch: also the sketch, if the moments are taken and it is a floating type of several elements.
+        part: which elements of a canonical tensor these are; None: it is whole.
 
     Raises:
-        PrecisionError: the element type is unknown.
+        PrecisionError: the element type is unknown, or ``part`` does not fit.
     """
+    if part is not None and (tensor.is_complex() or tensor.numel() != part.stop - part.start):
+        found, expected = f"{tensor.numel()} of {tensor.dtype}", f"{part.stop - part.start} real numbers"
+        raise PrecisionError(
+            "not the part of the parameter that it should be", found=found, expected=expected
+        )
     per_element = 2 if tensor.is_complex() else 1
     real = tensor.dtype.to_real() if per_element == 2 else tensor.dtype
     element = ELEMENTS.get(real)
@@ -143,22 +153,26 @@ def sums_of(tensor: torch.Tensor, *, statistics: bool, sketch: bool = False) -> 
     sketch = sketch and statistics and element.floating and total.numel > 1
     start = 0
     for piece in _pieces(tensor, CPU_PIECE if tensor.device.type == "cpu" else DEVICE_PIECE):
-        part = torch.view_as_real(piece).reshape(-1) if per_element == 2 else piece
-        keys = KEYS.rows(start, part.numel(), total.device)
+        flat = torch.view_as_real(piece).reshape(-1) if per_element == 2 else piece
+        index = None if part is None else _index(part, start, flat.numel(), total.device)
+        keys = KEYS.rows(start, flat.numel(), total.device) if index is None else _keys_of(index)
         sums = Sums(
             device=total.device,
-            numel=part.numel(),
+            numel=flat.numel(),
             statistics=statistics,
-            integers=[_fingerprint_sums(part, element, keys)],
+            integers=[_fingerprint_sums(flat, element, keys)],
         )
         if statistics:
-            clean = _add_statistics(sums, part, element)
-            sums.sketch = _sketch_sums(clean, keys[0], start) if sketch else None
+            clean = _add_statistics(sums, flat, element)
+            if sketch and index is None:
+                sums.sketch = _sketch_sums(clean, keys[0], start)
+            elif sketch:
+                sums.sketch = _scattered_sketch_sums(clean, keys[0], index)
         if start:
             total.add(sums)
         else:
             total.integers, total.floats, total.sketch = sums.integers, sums.floats, sums.sketch
-        start += part.numel()
+        start += flat.numel()
     return total
 
 
@@ -236,6 +250,50 @@ def _sketch_sums(clean: torch.Tensor, keys: torch.Tensor, start: int) -> torch.T
     turns = KEYS.rows(start // BUCKETS, len(blocks), clean.device)[0].unsqueeze(1)
     source = torch.arange(BUCKETS, device=clean.device).sub(turns).bitwise_and_(BUCKETS - 1)
     return blocks.gather(1, source).sum(0)
+
+
+def _scattered_sketch_sums(clean: torch.Tensor, keys: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Return the sketch of elements anywhere in a tensor, ``[256]``.
+
+    Args:
+        clean: ``[n]`` finite elements.
+        keys: ``[n]`` of their positions; the sign is the top bit.
+        index: ``[n]`` their positions.
+    """
+    turns = _mix((index >> 8).add_(_signed(SEED)))
+    bucket = turns.add_(index).bitwise_and_(BUCKETS - 1)
+    signed = torch.where(keys < 0, -clean, clean)
+    return torch.zeros(BUCKETS, dtype=clean.dtype, device=clean.device).index_add_(0, bucket, signed)
+
+
+def _index(part: Part, start: int, count: int, device: torch.device) -> torch.Tensor:
+    """Return the canonical index of ``count`` elements of a part from ``start``, ``[count]`` int64.
+
+    As ``record.placement.canonical_index``, in operations of the device: nothing is copied to it.
+    """
+    placement, first = part.placement, part.start + start
+    local = torch.arange(first, first + count, dtype=torch.int64, device=device)
+    if placement.whole:
+        return local
+    inner = math.prod(placement.shape[placement.dim + 1 :])
+    held = sum(length for _, length in placement.blocks)
+    row = torch.div(local, inner, rounding_mode="floor")
+    column = local.sub_(row * inner)
+    outer = torch.div(row, held, rounding_mode="floor")
+    along = row.sub_(outer * held)
+    place, before, shift = along.clone(), 0, 0
+    for offset, length in placement.blocks:
+        jump = offset - before - shift  # what this block is further off than the one before it
+        place += (along >= before) * jump
+        before, shift = before + length, shift + jump
+    return outer.mul_(placement.shape[placement.dim]).add_(place).mul_(inner).add_(column)
+
+
+def _keys_of(index: torch.Tensor) -> torch.Tensor:
+    """Return ``[2, n]`` keys of any positions, as ``KeyTable.rows`` does of consecutive ones."""
+    keys = torch.full((2, index.numel()), _signed(UNORDERED_KEY), dtype=torch.int64, device=index.device)
+    keys[0] = _mix(index + _signed(SEED))
+    return keys
 
 
 def exponents(part: torch.Tensor) -> torch.Tensor:

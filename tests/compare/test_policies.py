@@ -21,7 +21,7 @@ def diagnose(directory, policy, *plants, level=Level.TENSOR):
 
 
 def test_shipped_policies_load():
-    assert policy_names() == ["cross_framework", "exact", "huawei", "tolerance"]
+    assert policy_names() == ["cross_framework", "cross_layout", "exact", "huawei", "tolerance"]
     assert load_policy("exact").exact
     assert not load_policy("tolerance").exact
 
