@@ -1,4 +1,4 @@
-"""What must hold of any split of any tensor: what is computed of its parts adds up to what is computed of it."""
+"""What must hold of any split of any tensor: digests of its parts add up to its own."""
 
 from __future__ import annotations
 
@@ -54,9 +54,7 @@ def numpy_digest(numbers, part):
     index = canonical_index(part)
     ordered, unordered = fingerprints(numbers.view(np.uint32), index=index)
     sketch = pack(sketch_values(numbers, index=index), roundoff=ROUNDOFF)
-    return Digest(
-        fingerprint=ordered, unordered=unordered, statistics=statistics_of(numbers), sketch=sketch
-    )
+    return Digest(fingerprint=ordered, unordered=unordered, statistics=statistics_of(numbers), sketch=sketch)
 
 
 def same_moments(found, expected):
