@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mindspeed_precision.align.layout import canonical
+from mindspeed_precision.align.layout import Lanes, canonical
 from mindspeed_precision.backends.base import HostTensor
 from mindspeed_precision.dump.reader import Run
 from mindspeed_precision.errors import ConfigError, IncomparableError
@@ -22,7 +22,7 @@ class InitialParameters:
     """
 
     def __init__(self, run: Run) -> None:
-        found = canonical(run, Side.BASELINE, lanes=False)
+        found = canonical(run, Side.BASELINE, lanes=Lanes.NONE)
         self._run = run
         self._rank = found.run.ranks[0]
         self._unruled = found.unruled

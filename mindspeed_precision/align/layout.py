@@ -6,8 +6,12 @@ which (``records.Placement``). Fingerprints, statistics and sketches of shards a
 that no tensor is moved; replicas are checked to be replicas. Of a record without a rule nothing is said: it
 is listed as incomparable, with the reason, and never compared.
 
+What modules receive and return is placed where the runs split it alike and differ by pipeline stages alone:
+it is then the same tensor on another rank, except of a module that has parts on several stages.
+
 In the canonical run a "rank" is a lane: one per data-parallel rank where both runs have as many of them,
-since each then sees the same part of the batch; else one.
+since each then sees the same part of the batch, and of each one per tensor-parallel rank where activations
+are placed; else one. Parameters are in the first lane of those that see the same part of the batch.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 
 import numpy as np
 
@@ -36,6 +41,10 @@ from mindspeed_precision.records import (
     Side,
     TensorRecord,
 )
+
+_OF_MODULES = frozenset({Phase.FPROP, Phase.DGRAD, Phase.WGRAD})
+_NOBODYS = "collective"
+"""Name of collectives that belong to no module (``capture.collectives``); they are counted per rank."""
 
 _BEFORE_REDUCTION = frozenset({Phase.WGRAD, Phase.ACCUMULATE})
 _OF_BATCH = frozenset({Role.LOSS, Role.BATCH})
@@ -163,14 +172,30 @@ def canonical_runs(baseline: Run, candidate: Run) -> tuple[Canonical, Canonical]
         IncomparableError: they differ in a size for which there is no rule yet.
     """
     _require_rules(baseline, candidate)
-    sizes = {_first(run).coordinates.dp_size for run in (baseline, candidate)}
-    alike = len(sizes) == 1
+    lanes = _common_lanes(layout_of(baseline), layout_of(candidate))
+    spanning = _spanning(baseline) | _spanning(candidate)
     one, two = (
-        canonical(run, side, lanes=alike)
+        canonical(run, side, lanes=lanes, spanning=spanning)
         for run, side in ((baseline, Side.BASELINE), (candidate, Side.CANDIDATE))
     )
     unplaced = one.unplaced | two.unplaced
     return _without(one, unplaced), _without(two, unplaced)
+
+
+class Lanes(Enum):
+    """What is kept apart in a canonical run."""
+
+    NONE = "none"
+    BATCHES = "batches"
+    ACTIVATIONS = "activations"
+
+
+def _common_lanes(one: Mapping[str, object], two: Mapping[str, object]) -> Lanes:
+    """Tell what two layouts split alike: parts of the batch, and activations."""
+    if one["dp_size"] != two["dp_size"]:
+        return Lanes.NONE
+    alike = all(one[name] == two[name] for name in ("tp_size", "sequence_parallel"))
+    return Lanes.ACTIVATIONS if alike else Lanes.BATCHES
 
 
 def _require_rules(baseline: Run, candidate: Run) -> None:
@@ -199,16 +224,16 @@ def _first(run: Run) -> RankRecords:
     return next(iter(run.ranks.values()))
 
 
-def canonical(run: Run, side: Side, *, lanes: bool) -> Canonical:
+def canonical(run: Run, side: Side, *, lanes: Lanes, spanning: frozenset[str] = frozenset()) -> Canonical:
     """Merge the ranks of a run.
 
     Args:
         run: the run.
         side: which one it is, for messages.
-        lanes: keep what belongs to one part of the batch apart, one lane per data-parallel rank; False: the
-            other run splits the batch otherwise, so that it cannot be compared.
+        lanes: what the other run splits as this one does, so that it can be compared.
+        spanning: names of modules that have parts on several pipeline stages, in either run.
     """
-    groups = _Groups(run, lanes=lanes)
+    groups = _Groups(run, lanes=lanes, spanning=spanning)
     for number, rank in run.ranks.items():
         groups.add(number, rank)
     merged = groups.merged()
@@ -239,12 +264,13 @@ class _Merged:
 class _Groups:
     """The records of all ranks, sorted by the canonical record that they are part of."""
 
-    def __init__(self, run: Run, *, lanes: bool) -> None:
+    def __init__(self, run: Run, *, lanes: Lanes, spanning: frozenset[str]) -> None:
         self._run = run
         self._lanes = lanes
+        self._spanning = spanning
         self.members: dict[int, list[int]] = defaultdict(list)
         for number, rank in run.ranks.items():
-            self.members[rank.coordinates.dp_rank if lanes else 0].append(number)
+            self.members[self._lane(rank.coordinates)].append(number)
         self._shards: dict[tuple[int, RecordKey], list[Shard]] = defaultdict(list)
         self._replicated: dict[tuple[int, RecordKey], list[tuple[int, TensorRecord]]] = defaultdict(list)
         self._left: dict[tuple[int, RecordKey], list[tuple[int, TensorRecord]]] = defaultdict(list)
@@ -253,17 +279,25 @@ class _Groups:
         self.unplaced: set[str] = set()
         self.replicas: list[ReplicasDiffer] = []
 
+    def _lane(self, where: RankCoordinates) -> int:
+        if self._lanes is Lanes.ACTIVATIONS:
+            return where.dp_rank * where.tp_size + where.tp_rank
+        return where.dp_rank if self._lanes is Lanes.BATCHES else 0
+
     def add(self, number: int, rank: RankRecords) -> None:
         """Sort in the records of one rank."""
         placements = {p.fqn: _placement(p, rank.coordinates) for p in rank.parameters}
         self.unplaced |= {name for name, placement in placements.items() if placement is None}
         last = {record.key: record for record in rank.records}
         self._repeated += len(rank.records) - len(last)
-        lane = rank.coordinates.dp_rank if self._lanes else 0
+        own = self._lane(rank.coordinates)
+        lane = self._lane(replace(rank.coordinates, tp_rank=0))
         for record in last.values():
             name = parameter_of(record.key, placements)
             if name is not None:
                 self._add_shard(number, lane, record, placements[name], name)
+            elif self._lanes is Lanes.ACTIVATIONS and _of_module(record.key):
+                self._add_activation(number, own, record)
             else:
                 self._add_other(number, lane, record, placements)
 
@@ -276,7 +310,7 @@ class _Groups:
             self._leave(lane, rank, record, key, f"no layout rule for {name}")
             return
         key = _canonical_key(key, name, placement)
-        if early and not self._lanes:
+        if early and self._lanes is Lanes.NONE:
             self._leave(lane, rank, record, key, _OTHER_BATCHES)
         elif early and placement.partial:
             self._leave(lane, rank, record, key, f"not summed yet over {placement.partial}")
@@ -289,6 +323,12 @@ class _Groups:
             shard = Shard(rank=rank, record=record, part=Part(placement=placement, start=start, stop=stop))
             self._shards[lane if early else 0, key].append(shard)
 
+    def _add_activation(self, rank: int, lane: int, record: TensorRecord) -> None:
+        if record.key.fqn in self._spanning:
+            self._leave(lane, rank, record, record.key, "no layout rule for what has parts on several stages")
+        else:
+            self._replicated[lane, record.key].append((rank, record))
+
     def _add_other(
         self, rank: int, lane: int, record: TensorRecord, placements: Mapping[str, Placement | None]
     ) -> None:
@@ -299,7 +339,7 @@ class _Groups:
             or (key.role is Role.GRAD_NORM and not key.slot)
             or key.role is Role.HYPERPARAMETER
         )
-        if whole or (of_batch and self._lanes):
+        if whole or (of_batch and self._lanes is not Lanes.NONE):
             placement = placements.get(key.fqn)
             if placement is not None and placement.copy_of:
                 key = replace(key, fqn=placement.copy_of)
@@ -399,6 +439,21 @@ _IN_MICROBATCH = frozenset(
 )
 
 
+def _of_module(key: RecordKey) -> bool:
+    """Tell whether a record is of a named module's forward or backward, and not of a collective of nobody's."""
+    return key.phase in _OF_MODULES and key.microbatch != NO_MICROBATCH and key.fqn != _NOBODYS
+
+
+def _spanning(run: Run) -> frozenset[str]:
+    """Return the names of modules of which several pipeline stages have a part: the decoder, the model."""
+    stages: dict[str, set[int]] = defaultdict(set)
+    for rank in run.ranks.values():
+        for record in rank.records:
+            if _of_module(record.key):
+                stages[record.key.fqn].add(rank.coordinates.pp_rank)
+    return frozenset(name for name, found in stages.items() if len(found) > 1)
+
+
 def _placement(parameter: ParameterDeclaration, where: RankCoordinates) -> Placement | None:
     """Return where a parameter sits; one that nothing splits is whole also where its run does not say so."""
     if parameter.placement is None and where.tp_size == 1:
@@ -424,7 +479,7 @@ def _lane(run: Run, lane: int, ranks: Sequence[RankRecords], merged: Sequence[_M
         coordinates=replace(first.coordinates, rank=lane, tp_rank=0, pp_rank=0),
         records=records,
         steps=tuple(step for step in first.steps if all(step in rank.steps for rank in ranks)),
-        parameters=_parameters(run),
+        parameters=_parameters(run) if any(rank.coordinates.tp_rank == 0 for rank in ranks) else (),
         microbatches=first.microbatches,
         complete=all(rank.complete for rank in ranks),
         findings=tuple(finding for rank in ranks for finding in rank.findings),

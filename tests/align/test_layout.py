@@ -9,7 +9,7 @@ import pytest
 
 from mindspeed_precision.align import align
 from mindspeed_precision.align.initial import InitialParameters
-from mindspeed_precision.align.layout import canonical, layouts_differ
+from mindspeed_precision.align.layout import Lanes, canonical, layouts_differ
 from mindspeed_precision.backends.base import HostTensor
 from mindspeed_precision.dump.reader import load_run
 from mindspeed_precision.dump.writer import RankWriter, create_run
@@ -334,7 +334,7 @@ def test_a_start_says_what_it_lacks(tmp_path):
 
 def test_one_shard_keeps_todays_values(tmp_path):
     run = write(tmp_path / "run", filled(ranks_of()))
-    merged = canonical(run, Side.BASELINE, lanes=True).run.ranks[0]
+    merged = canonical(run, Side.BASELINE, lanes=Lanes.BATCHES).run.ranks[0]
     own = {r.key: r for r in run.ranks[0].records}
     assert {r.key: r.digest for r in merged.records} == {key: r.digest for key, r in own.items()}
     assert all(r.part is None for r in own.values())

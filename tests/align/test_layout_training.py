@@ -170,14 +170,75 @@ def test_a_norm_without_its_reduction_is_found(record):
     assert "ranks 0 and ranks 1 hold different bits" in finding.evidence[1]
 
 
+WHOLE = ("capture.level=tensor",)
+
+
+def require_same_activations(diagnosis: Diagnosis) -> None:
+    """Before any update has summed in another order, every module of a layer gives and gets the same bits."""
+    first = [
+        c for c in diagnosis.comparisons if c.key.step == 0 and c.key.phase in (Phase.FPROP, Phase.DGRAD)
+    ]
+    assert {(c.key.phase, c.key.role) for c in first} == {
+        (Phase.FPROP, Role.INPUT),
+        (Phase.FPROP, Role.OUTPUT),
+        (Phase.DGRAD, Role.GRAD_INPUT),
+        (Phase.DGRAD, Role.GRAD_OUTPUT),
+    }
+    names = {c.key.fqn for c in first}
+    assert {
+        "embedding.word_embeddings",
+        "decoder.layers.0.mlp",
+        "decoder.layers.1.mlp",
+        "output_layer",
+    } <= names
+    assert not {"", "decoder", "collective"} & names
+    assert {c.verdict for c in first} == {Verdict.IDENTICAL}
+    assert any("no layout rule for what has parts on several stages" in note for note in diagnosis.notes)
+
+
 @pytest.mark.matrix
 def test_pipeline_parallel_with_a_tied_embedding(record):
-    baseline = record(1, **MODEL)
-    diagnosis = compare_runs(baseline, record(2, start=baseline, pp=2, **MODEL))
+    baseline = record(1, more=WHOLE, **MODEL)
+    diagnosis = compare_runs(baseline, record(2, more=WHOLE, start=baseline, pp=2, **MODEL))
     require_healthy(diagnosis, AFTER_REDUCTION)
+    require_same_activations(diagnosis)
     wgrads = {c.key.fqn for c in diagnosis.comparisons if c.key.phase is Phase.WGRAD}
     assert {PROJECTION, TARGET, "decoder.final_layernorm.weight"} <= wgrads
     assert "embedding.word_embeddings.weight" not in wgrads  # a sum over two stages
+
+
+@pytest.mark.matrix
+def test_interleaved_pipeline_stages(record):
+    baseline = record(1, more=WHOLE, layers=4, **MODEL)
+    diagnosis = compare_runs(baseline, record(2, more=WHOLE, start=baseline, layers=4, pp=2, vpp=2, **MODEL))
+    require_healthy(diagnosis, AFTER_REDUCTION)
+    require_same_activations(diagnosis)
+
+
+@pytest.mark.matrix
+def test_pipeline_stages_of_tensor_parallel_ranks(record):
+    """Activations are compared rank by rank of the tensor-parallel group, parameters whole."""
+    start = record(1, more=WHOLE, **GATED)
+    baseline = record(2, more=WHOLE, start=start, tp=2, sequence_parallel=True, **GATED)
+    candidate = record(4, more=WHOLE, start=start, tp=2, pp=2, sequence_parallel=True, **GATED)
+    diagnosis = compare_runs(baseline, candidate)
+    assert diagnosis.status in (Verdict.IDENTICAL, Verdict.WITHIN_TOLERANCE), render(diagnosis)
+    assert diagnosis.findings == ()
+    require_same_activations(diagnosis)
+    assert {c.pair.rank for c in diagnosis.comparisons if c.key.phase is Phase.FPROP} == {0, 1}
+    assert {c.pair.rank for c in diagnosis.comparisons if c.key.phase is Phase.REDUCE} == {0}
+
+
+@pytest.mark.matrix
+def test_a_scaled_pipeline_stage_is_found(record):
+    baseline = record(1, more=WHOLE, **MODEL)
+    candidate = record(2, more=WHOLE, start=baseline, plant="scaled_stage", pp=2, **MODEL)
+    diagnosis = compare_runs(baseline, candidate)
+    first = diagnosis.first_divergence
+    assert (first.key.role, first.key.step, first.held_by) == (Role.REDUCED_GRAD, 0, (1,))
+    wrong = {o.key.fqn for o in diagnosis.origins if o.key.role is Role.REDUCED_GRAD and o.key.step == 0}
+    assert wrong
+    assert all(name.startswith("decoder.layers.1.") for name in wrong)
 
 
 @pytest.mark.matrix

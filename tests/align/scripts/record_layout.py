@@ -51,7 +51,27 @@ def unreduced_norm(trainer):
     parameter_of(trainer, "decoder.layers.1.input_layernorm.weight").sequence_parallel = False
 
 
-PLANTS = {"": None, **{f.__name__: f for f in (transposed_shard, scaled_gradient, unreduced_norm)}}
+def scaled_stage(trainer):
+    """Every reduced gradient of the last pipeline stage, except the tied embedding's, is doubled."""
+    from megatron.core import parallel_state
+
+    finalize = trainer.config.finalize_model_grads_func
+
+    def scaled(*args, **kwargs):
+        result = finalize(*args, **kwargs)
+        if parallel_state.is_pipeline_last_stage():
+            for name, parameter in trainer.named_parameters().items():
+                if "layers" in name:
+                    parameter.main_grad.mul_(2)
+        return result
+
+    trainer.config.finalize_model_grads_func = scaled
+
+
+PLANTS = {
+    "": None,
+    **{f.__name__: f for f in (transposed_shard, scaled_gradient, unreduced_norm, scaled_stage)},
+}
 
 if __name__ == "__main__":
     asked = json.loads(sys.argv[2])
