@@ -268,6 +268,7 @@ class _Groups:
         self._run = run
         self._lanes = lanes
         self._spanning = spanning
+        self._chunks = bool(layout_of(run)["virtual_pipeline_model_parallel_size"])
         self.members: dict[int, list[int]] = defaultdict(list)
         for number, rank in run.ranks.items():
             self.members[self._lane(rank.coordinates)].append(number)
@@ -343,6 +344,8 @@ class _Groups:
             placement = placements.get(key.fqn)
             if placement is not None and placement.copy_of:
                 key = replace(key, fqn=placement.copy_of)
+            if key.role is Role.BATCH and self._chunks:
+                key = replace(key, occurrence=0)  # each chunk of a rank reads the batch
             self._replicated[0 if whole else lane, key].append((rank, record))
         else:
             reason = (
@@ -440,7 +443,7 @@ _IN_MICROBATCH = frozenset(
 
 
 def _of_module(key: RecordKey) -> bool:
-    """Tell whether a record is of a named module's forward or backward, and not of a collective of nobody's."""
+    """Tell whether a record is of a module's forward or backward, and not of a collective of nobody's."""
     return key.phase in _OF_MODULES and key.microbatch != NO_MICROBATCH and key.fqn != _NOBODYS
 
 
