@@ -38,6 +38,7 @@ def record(megatron: Callable[[str], Path], tmp_path_factory: pytest.TempPathFac
     def train(
         processes: int,
         *,
+        version: str = "0.17.1",
         start: Path | None = None,
         plant: str = "",
         more: tuple[str, ...] = QUIET,
@@ -45,14 +46,14 @@ def record(megatron: Callable[[str], Path], tmp_path_factory: pytest.TempPathFac
     ) -> Path:
         overrides = [*more, *([f"init_from={start}"] if start else [])]
         asked = json.dumps({"settings": settings, "steps": 2, "overrides": overrides, "plant": plant})
-        call = f"{processes} {asked}"
+        call = f"{processes} {version} {asked}"
         if call not in known:
             out = folder / f"run{len(known)}"
             run_training(
                 SCRIPT,
                 [str(out), asked],
                 processes=processes,
-                megatron=megatron("0.17.1"),
+                megatron=megatron(version),
                 log=folder / f"{out.name}.txt",
             )
             known[call] = out
@@ -116,6 +117,15 @@ def test_sequence_parallel_with_a_gated_mlp(record):
     assert any("not summed yet over the tensor-parallel group" in note for note in diagnosis.notes)
     gate = next(p for p in load_run(candidate).ranks[1].parameters if p.fqn == TARGET)
     assert gate.placement.blocks == ((128, 128), (384, 128))  # of 512 rows: the gate, then the other half
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("version", ["0.12.1", "0.16.1", "0.18.2", "0.19.2"])
+def test_versions_of_the_core(version, record):
+    """Before 0.16 the attribute of a gated MLP does not say that its shards interleave."""
+    baseline = record(1, version=version, **GATED)
+    candidate = record(2, version=version, start=baseline, tp=2, sequence_parallel=True, **GATED)
+    require_healthy(compare_runs(baseline, candidate), EVERY_KIND)
 
 
 @pytest.mark.matrix
