@@ -63,8 +63,10 @@ help:
 demo: $(VENV)/.demo $(MCORE)/$(DEMO_MCORE)/megatron/core/package_info.py
 	@PYTHONPATH="$(MSP_MCORE)/$(DEMO_MCORE)$${PYTHONPATH:+:$$PYTHONPATH}" $(BIN)/mindspeed-precision demo glm4 $(ARGS)
 
-demo-mindspore: $(VENV)/.demo $(MINDSPORE)/.ready $(MCORE)/$(DEMO_MINDSPORE_MCORE)/megatron/core/package_info.py
-	@if [[ -e $(MINDSPORE)/.unavailable ]]; then cat $(MINDSPORE)/.unavailable; exit 0; fi
+demo-mindspore: $(VENV)/.demo $(MINDSPORE)/.ready $(NATIVE)/.ready $(MCORE)/$(DEMO_MINDSPORE_MCORE)/megatron/core/package_info.py
+	@for environment in $(MINDSPORE) $(NATIVE); do
+	  if [[ -e $$environment/.unavailable ]]; then cat $$environment/.unavailable; exit 0; fi
+	done
 	PYTHONPATH="$(MSP_MCORE)/$(DEMO_MINDSPORE_MCORE)$${PYTHONPATH:+:$$PYTHONPATH}" $(BIN)/mindspeed-precision demo mindspore $(ARGS)
 
 # MindSpore first: what it installs, the others use.

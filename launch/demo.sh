@@ -5,8 +5,9 @@ set -euo pipefail
 if [[ $# -eq 0 ]]; then
   cat >&2 <<'USAGE'
 usage: launch/demo.sh CASE [OPTION...]
-  CASE: glm4
-  environment: PYTHON (python3), OMP_NUM_THREADS (1)
+  CASE: glm4, mindspore (all that follow), mindspore-healthy, mindspore-accumulate, mindspore-split, mindspore-optimizer
+  environment: PYTHON (python3), OMP_NUM_THREADS (1); the mindspore cases want MSP_MINDSPORE_PYTHON,
+               MSP_MINDSPORE_NATIVE_PYTHON and MSP_MCORE, which `make demo-mindspore` names by itself
 USAGE
   exit 2
 fi

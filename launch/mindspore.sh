@@ -14,9 +14,14 @@ USAGE
   exit 2
 fi
 
-if [[ "${MSP_DEVICE:-npu}" == cpu ]]; then
-  exec "$(dirname "${BASH_SOURCE[0]}")/mindspore_cpu.sh" "$@"
-fi
+case "${MSP_DEVICE:-npu}" in
+  npu) ;;
+  cpu) exec "$(dirname "${BASH_SOURCE[0]}")/mindspore_cpu.sh" "$@" ;;
+  *)
+    echo "launch/mindspore.sh: MSP_DEVICE is $MSP_DEVICE, expected npu or cpu" >&2
+    exit 2
+    ;;
+esac
 
 export PYTHONHASHSEED="${PYTHONHASHSEED:-1234}"
 export HCCL_DETERMINISTIC="${HCCL_DETERMINISTIC:-true}" # or "strict", where the chip can

@@ -17,6 +17,10 @@ fi
 export PYTHONHASHSEED="${PYTHONHASHSEED:-1234}"
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" # how a sum is split depends on it
 
+if [[ ! "${NPROC:-1}" =~ ^[1-9][0-9]*$ ]]; then
+  echo "launch/mindspore_cpu.sh: NPROC is $NPROC, expected a number of processes" >&2
+  exit 2
+fi
 python="${PYTHON:-python3}"
 if [[ "${NPROC:-1}" -eq 1 ]]; then
   exec "$python" -m mindspeed_precision.testing.mindtorch "$@"

@@ -73,8 +73,11 @@ def build_parser() -> argparse.ArgumentParser:
     environment.add_argument("--json", action="store_true", help="print JSON")
     environment.set_defaults(run=_environment)
 
+    from mindspeed_precision.testing.demo.command import CASES  # names only: it imports no story
+
     demo = commands.add_parser("demo", help="train twice on this machine and compare")
-    demo.add_argument("case", nargs="?", default="glm4", metavar="CASE", help="which case (%(default)s)")
+    which = f"{', '.join(CASES)}; mindspore is all of the last four (default: %(default)s)"
+    demo.add_argument("case", nargs="?", default="glm4", metavar="CASE", help=which)
     demo.add_argument("--out", metavar="DIR", help="where to keep the runs and the report")
     demo.add_argument("--json", action="store_true", help="print its verdicts as JSON, the rest to stderr")
     demo.set_defaults(run=_demo)

@@ -186,6 +186,39 @@ class _Schema:
     patches: _Patches = field(default_factory=_Patches)
 
 
+def read_document(path: Path, schema: type, *, kind: str, remedy: str) -> dict[str, Any]:
+    """Read a YAML file into plain data, checked against a schema.
+
+    Args:
+        path: of the file, which is there.
+        schema: a dataclass with the defaults of every key; its first is ``schema``, the version.
+        kind: what the file is, in one word, for messages.
+        remedy: where that is described.
+
+    Raises:
+        ConfigError: it is no YAML, has unknown keys or values of another type, or is of another version.
+    """
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.load(path))
+        plain = OmegaConf.to_container(merged, resolve=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(str(error).splitlines()[0], where=str(path), remedy=remedy) from error
+    except Exception as error:
+        found = " ".join(str(error).split())[:120]
+        raise ConfigError(
+            "not readable as YAML", where=str(path), found=found, expected=f"a {kind}", remedy=remedy
+        ) from error
+    assert isinstance(plain, dict)
+    if plain["schema"] != 1:
+        raise ConfigError(
+            f"another version of the {kind} format",
+            where=str(path),
+            found=str(plain["schema"]),
+            expected="1",
+        )
+    return {str(key): value for key, value in plain.items()}
+
+
 def data_directory(name: str) -> Path:
     """Return the directory of shipped data (``patches`` or ``configs``), installed or in a checkout."""
     installed = Path(__file__).parent / "_data" / name

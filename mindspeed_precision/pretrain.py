@@ -103,9 +103,11 @@ def _run(real_pretrain: Pretrain, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 def _open_session(request: DebugRequest, stack: ExitStack) -> None:
     """Open the session that ``stack`` will close; what stands in the way is one message, no traceback."""
+    from mindspeed_precision.backends.detect import check_requested
     from mindspeed_precision.session import Session
 
     try:
+        check_requested(command_line())
         stack.enter_context(Session(settings=request.settings()))
     except PrecisionError as error:
         sys.stderr.write(f"mindspeed-precision: {error}\n")

@@ -23,7 +23,7 @@ from mindspeed_precision.capture.names import Names, canonical_names
 from mindspeed_precision.capture.optimizer import observe_grad_norm, observe_parameters
 from mindspeed_precision.capture.placement import placements
 from mindspeed_precision.config import Settings
-from mindspeed_precision.dump.format import SCHEMA
+from mindspeed_precision.dump.format import SCHEMA, Problem
 from mindspeed_precision.dump.writer import RankWriter, create_run, update_manifest
 from mindspeed_precision.errors import ConfigError, PrecisionError
 from mindspeed_precision.record.recorder import Recorder
@@ -53,6 +53,7 @@ class Recording:
         self._activation = activated(context)
         requires_grad = context.backend.requires_grad
         self._trainable = [fqn for fqn, parameter in context.names.parameters if requires_grad(parameter)]
+        self._reasons: set[str] = set()
         self._next_step = 0
         self._first_step: int | None = None
         self.steps_recorded = 0
@@ -126,10 +127,33 @@ class Recording:
         self._first_step = step if self._first_step is None else self._first_step
         clock.end_step()
         microbatches = clock.microbatches
-        self.context.recorder.end_step()
+        findings = self._failed(self.context.recorder.end_step())
         self._next_step += 1
         self.steps_recorded += step in self._settings.steps
-        return self._missing(step, microbatches) if self.context.settings.wgrad else []
+        if self.context.settings.wgrad:
+            findings += self._missing(step, microbatches)
+        return findings
+
+    def _failed(self, problems: Sequence[Problem]) -> list[Finding]:
+        """Return a finding for each reason for which records were lost, the first time it is met."""
+        fresh = {problem.reason: problem for problem in reversed(problems)}
+        fresh = {reason: one for reason, one in fresh.items() if reason not in self._reasons}
+        self._reasons.update(fresh)
+        return [
+            Finding(
+                id="coverage.record_failed",
+                severity=Severity.WARNING,
+                confidence=1.0,
+                title=f"a tensor could not be recorded in step {problem.step} on rank {self._rank}: {reason}",
+                evidence=(
+                    f"first: {problem.record}",
+                    f"{sum(one.reason == reason for one in problems)} records of that step",
+                ),
+                remedy="training went on; report it with the message, or leave the record out by a rule of "
+                "capture.rules",
+            )
+            for reason, problem in fresh.items()
+        ]
 
     def _missing(self, step: int, microbatches: int) -> list[Finding]:
         coverage, findings = self.context.coverage, []

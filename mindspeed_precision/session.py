@@ -42,7 +42,7 @@ class Session:
         label: free text that names the run in reports.
 
     Raises:
-        ConfigError: the settings are wrong.
+        ConfigError: the settings are wrong, or ``model`` or ``optimizer`` is none of the framework's.
         DeterminismError: a switch was set too late (``determinism.strict``).
         PatchError: a patch cannot be installed.
         DumpError: the run directory exists and is not empty.
@@ -215,16 +215,49 @@ class Session:
     def _groups_for_model(self) -> list[str]:
         """Return the groups that a model given by hand can call: a patch that nobody calls is an error."""
         chunks = self._model if isinstance(self._model, (list, tuple)) else [self._model]
+        _require_modules(chunks)
+        _require_optimizer(self._optimizer)
         kinds = {kind for chunk in chunks for module in _modules(chunk) for kind in type(module).__mro__}
         groups = []
         if any(kind.__module__.startswith("megatron.core") for kind in kinds):
             groups += ["wgrad", "fused_wgrad", "collectives", "reduce", "data"]
-        if type(self._optimizer).__module__.startswith("megatron.core"):
+        if _is_megatron(self._optimizer):
             groups.append("optimizer")
         return groups
 
     def _audit(self) -> list[dict[str, Any]]:
         return [] if self._patches is None else [_audit_line(line) for line in self._patches.audit()]
+
+
+def _require_modules(chunks: Sequence[Any]) -> None:
+    backend = capture_backend()
+    for chunk in chunks:
+        if not backend.is_module(chunk):
+            raise ConfigError(
+                "what a Session is to observe is no model",
+                where="model",
+                found=type(chunk).__name__,
+                expected=f"a module of {loaded_framework()}, or a list of the chunks of one",
+            )
+
+
+def _require_optimizer(optimizer: Any) -> None:
+    from mindspeed_precision.capture.optimizer import members
+
+    backend = capture_backend()
+    if optimizer is None or _is_megatron(optimizer) or any(map(backend.is_optimizer, members(optimizer))):
+        return
+    raise ConfigError(
+        "the steps of this optimizer cannot be seen",
+        where="optimizer",
+        found=type(optimizer).__name__,
+        expected=f"an optimizer of {backend.api} or of Megatron, or None",
+        remedy="give the optimizer itself, not what wraps it; with None its steps are left out",
+    )
+
+
+def _is_megatron(optimizer: Any) -> bool:
+    return type(optimizer).__module__.startswith("megatron.core")
 
 
 def _modules(module: Any) -> Iterator[Any]:

@@ -14,9 +14,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
+from mindspeed_precision.config import read_document
 from mindspeed_precision.dump.reader import Run
 from mindspeed_precision.errors import ConfigError
 from mindspeed_precision.records import RecordKey, Side
@@ -178,29 +176,11 @@ def load_mapping(file: str | Path) -> Mapping:
     path = Path(file)
     if not path.is_file():
         raise ConfigError("no such mapping file", where="mapping", found=str(file), expected="a YAML file")
-    try:
-        merged = OmegaConf.merge(OmegaConf.structured(_Schema), OmegaConf.load(path))
-        plain = OmegaConf.to_container(merged, resolve=False)
-    except OmegaConfBaseException as error:
-        raise ConfigError(
-            str(error).splitlines()[0], where=str(path), remedy="see docs/mapping.md"
-        ) from error
-    except Exception as error:
-        raise ConfigError(
-            "not readable as YAML",
-            where=str(path),
-            found=" ".join(str(error).split())[:120],
-            expected="a mapping (docs/mapping.md)",
-        ) from error
-    assert isinstance(plain, dict)
-    return _freeze(str(path), {str(key): value for key, value in plain.items()})
+    plain = read_document(path, _Schema, kind="mapping", remedy="see docs/mapping.md")
+    return _freeze(str(path), plain)
 
 
 def _freeze(where: str, plain: dict[str, Any]) -> Mapping:
-    if plain["schema"] != 1:
-        raise ConfigError(
-            "another version of the mapping format", where=where, found=str(plain["schema"]), expected="1"
-        )
     if not plain["side"]:
         raise ConfigError(
             "a mapping must say which run it speaks of",

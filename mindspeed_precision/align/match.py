@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from collections.abc import Mapping as Mapping_
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from mindspeed_precision.align.compatible import (
     common_ranks,
@@ -238,9 +239,10 @@ class _LeftOut:
         for side, of_side in mappings.items():
             for mapping, drop in ((one, drop) for one in of_side for drop in one.drop):
                 count = self._dropped[drop]
-                what = f"{drop.fqn} {drop.role}" if drop.role != "*" else drop.fqn
+                patterns = (drop.fqn, drop.role, drop.phase, drop.slot)
+                what = " ".join(pattern for pattern in patterns if pattern != "*") or "every record"
                 dropped = f"{count} record{'' if count == 1 else 's'} of the {side.value} dropped ({what})"
-                notes.append(f"{mapping.where}: {dropped}: {drop.reason}")
+                notes.append(f"{Path(mapping.where).name}: {dropped}: {drop.reason}")
         return notes
 
 

@@ -6,8 +6,10 @@ a shim; a native MindSpore program has no ``torch`` at all.
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import sys
+from collections.abc import Sequence
 from typing import cast
 
 from mindspeed_precision.backends.capture_base import CaptureBackend
@@ -50,6 +52,34 @@ def framework() -> str:
             remedy="import the framework and build the model before the Session begins",
         )
     return found
+
+
+def check_requested(argv: Sequence[str]) -> None:
+    """Refuse a run whose command line names another framework than the one that computes.
+
+    MindSpeed takes ``--ai-framework mindspore`` for the word that ``torch`` is MSAdapter's. Where PYTHONPATH
+    does not put MSAdapter first, PyTorch is imported all the same, and the run is not what its name says.
+
+    Args:
+        argv: the program's arguments.
+
+    Raises:
+        PrecisionError: the two differ.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--ai-framework")
+    wanted = parser.parse_known_args(list(argv))[0].ai_framework
+    found = loaded_framework()
+    if wanted is None or found is None or (wanted == "mindspore") == (found != TORCH):
+        return
+    path = getattr(sys.modules.get("torch"), "__file__", None)
+    raise PrecisionError(
+        "another framework computes than the command line names",
+        where=f"--ai-framework {wanted}",
+        found={TORCH: f"PyTorch, from {path}"}.get(found, f"a torch that is MindSpore, from {path}"),
+        expected="MSAdapter's torch" if wanted == "mindspore" else "PyTorch",
+        remedy="put MSAdapter first on PYTHONPATH for MindSpore, leave it out for PyTorch (docs/ascend.md)",
+    )
 
 
 def capture_backend() -> CaptureBackend:

@@ -45,7 +45,9 @@ class MindSporeTape(MindSporeBackend):
 
     def number(self, value: object) -> float | None:
         """Return a number, or the value of a one-element tensor: in debug mode no operator is pending."""
-        return float(value.asnumpy()) if isinstance(value, Tensor) else float(value)  # type: ignore[arg-type]
+        if isinstance(value, Tensor):
+            return float(value.asnumpy().reshape(()))
+        return float(value)  # type: ignore[arg-type]
 
     def wide_scalar(self, tensor: Tensor) -> Tensor:
         """Return a one-element tensor as float64 ``[]``."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import mindspore
 from mindspore import Parameter, Tensor, nn
 from mindspore.communication import GlobalComm, get_group_size, get_rank
 
@@ -30,12 +31,24 @@ _STEP_COUNTERS = ("global_step", "state_step", "steps_taken")
 
 
 class MindSporeCapture(MindSporeTape):
-    """Implements ``backends.capture_base.CaptureBackend`` for ``nn.Cell`` in PyNative mode."""
+    """Implements ``backends.capture_base.CaptureBackend`` for ``nn.Cell`` in PyNative mode.
+
+    Raises:
+        PrecisionError: MindSpore is in graph mode.
+    """
 
     api = "mindspore"
     patch_groups = ("mindspore", "mindspore_native")
 
     def __init__(self) -> None:
+        if mindspore.get_context("mode") != mindspore.PYNATIVE_MODE:
+            raise PrecisionError(
+                "a compiled graph cannot be observed: hooks do not run in it",
+                where="mindspore",
+                found="GRAPH_MODE",
+                expected="PYNATIVE_MODE",
+                remedy="mindspore.set_context(mode=mindspore.PYNATIVE_MODE) before the model is built",
+            )
         self._applied: dict[int, Any] = {}
 
     def grad_enabled(self) -> bool:

@@ -6,90 +6,23 @@ keeps in C++ exists: no function modes, no graph task ids.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 import torch.distributed.distributed_c10d  # a shim imports it when asked to, and patches want it loaded
-from torch import nn
 
-from mindspeed_precision.backends.capture_base import AfterCall, BeforeCall, Handle, Update
 from mindspeed_precision.backends.mindspore_capture import MindSporeTape
-from mindspeed_precision.backends.torch_groups import group_updates
+from mindspeed_precision.backends.torch_api import TorchApi
 
 
-class MindSporeTorchCapture(MindSporeTape):
+class MindSporeTorchCapture(MindSporeTape, TorchApi):
     """Implements ``backends.capture_base.CaptureBackend`` for torch's API on MindSpore."""
 
-    api = "torch"
     patch_groups = ("mindspore", "mindspore_torch")
 
     def detach(self, tensor: Any) -> Any:
         """Return a view without autograd."""
         return tensor.detach()
-
-    def grad_enabled(self) -> bool:
-        """Tell whether autograd records."""
-        return bool(torch.is_grad_enabled())
-
-    def is_parameter(self, value: object) -> bool:
-        """Tell whether it is an ``nn.Parameter``."""
-        return isinstance(value, nn.Parameter)
-
-    def is_module(self, value: object) -> bool:
-        """Tell whether it is an ``nn.Module``."""
-        return isinstance(value, nn.Module)
-
-    def children(self, module: Any) -> Iterable[tuple[str, Any]]:
-        """Yield the direct children."""
-        return [(name, child) for name, child in module._modules.items() if child is not None]
-
-    def own_parameters(self, module: Any) -> Iterable[tuple[str, Any]]:
-        """Yield the module's own parameters."""
-        return [(name, value) for name, value in module._parameters.items() if value is not None]
-
-    def is_training(self, module: Any) -> bool:
-        """Tell whether ``module.train()`` was the last word."""
-        return bool(module.training)
-
-    def hook_call(self, module: Any, before: BeforeCall, after: AfterCall) -> list[Handle]:
-        """Register a forward pre-hook ahead of the others and a forward hook behind them."""
-        return [
-            module.register_forward_pre_hook(before, with_kwargs=True, prepend=True),
-            module.register_forward_hook(after, with_kwargs=True),
-        ]
-
-    def is_optimizer(self, value: object) -> bool:
-        """Tell whether it is one of ``torch.optim``."""
-        return isinstance(value, torch.optim.Optimizer)
-
-    def hook_step(
-        self, optimizer: Any, before: Callable[[], None], after: Callable[[], None]
-    ) -> list[Handle]:
-        """Register the optimizer's own step hooks."""
-        return [
-            optimizer.register_step_pre_hook(lambda *_: before()),
-            optimizer.register_step_post_hook(lambda *_: after()),
-        ]
-
-    def updates(self, optimizer: Any) -> Iterator[Update]:
-        """Yield everything in the optimizer's groups that has a gradient."""
-        return group_updates(self, optimizer)
-
-    def rank(self) -> tuple[int, int]:
-        """Return rank and world size of the default process group."""
-        distributed = torch.distributed
-        if not (distributed.is_available() and distributed.is_initialized()):
-            return 0, 1
-        return int(distributed.get_rank()), int(distributed.get_world_size())
-
-    def from_first_rank(self, value: Any) -> Any:
-        """Broadcast a small object from rank 0."""
-        if self.rank()[1] == 1:
-            return value
-        carried = [value]
-        torch.distributed.broadcast_object_list(carried, src=0)
-        return carried[0]
 
     def version_text(self) -> str:
         """Return MindSpore's version, and that of the torch that stands on it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -10,18 +10,17 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from mindspeed_precision.backends.capture_base import AfterCall, BeforeCall, Handle, ObserveProduct, Update
+from mindspeed_precision.backends.capture_base import Handle, ObserveProduct
 from mindspeed_precision.backends.torch import TorchBackend
-from mindspeed_precision.backends.torch_groups import group_updates
+from mindspeed_precision.backends.torch_api import TorchApi
 
 _PRODUCTS = frozenset({torch.matmul, torch.Tensor.matmul, torch.mm, torch.Tensor.mm})
 
 
-class TorchCapture(TorchBackend):
+class TorchCapture(TorchBackend, TorchApi):
     """Implements ``backends.capture_base.CaptureBackend`` for torch."""
 
     framework = "torch"
-    api = "torch"
     patch_groups = ()
 
     def detach(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -64,10 +63,6 @@ class TorchCapture(TorchBackend):
         """Return a copy."""
         return tensor.detach().clone()
 
-    def grad_enabled(self) -> bool:
-        """Tell whether autograd records."""
-        return torch.is_grad_enabled()
-
     def inside_backward(self) -> bool:
         """Tell whether this thread is running an autograd graph."""
         return bool(torch._C._current_graph_task_id() != -1)
@@ -79,10 +74,6 @@ class TorchCapture(TorchBackend):
     def is_leaf(self, tensor: torch.Tensor) -> bool:
         """Tell whether no operation made it."""
         return bool(tensor.is_leaf)
-
-    def is_parameter(self, value: object) -> bool:
-        """Tell whether it is an ``nn.Parameter``."""
-        return isinstance(value, nn.Parameter)
 
     def gradient(self, parameter: nn.Parameter) -> torch.Tensor | None:
         """Return ``main_grad`` where Megatron's DDP keeps one, else ``.grad``."""
@@ -135,61 +126,6 @@ class TorchCapture(TorchBackend):
     def watch_products(self, observe: ObserveProduct) -> AbstractContextManager[Any]:
         """Return a torch function mode that shows matrix products."""
         return _ProductMode(observe)
-
-    def is_module(self, value: object) -> bool:
-        """Tell whether it is an ``nn.Module``."""
-        return isinstance(value, nn.Module)
-
-    def children(self, module: nn.Module) -> Iterable[tuple[str, nn.Module]]:
-        """Yield the direct children."""
-        return [(name, child) for name, child in module._modules.items() if child is not None]
-
-    def own_parameters(self, module: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
-        """Yield the module's own parameters."""
-        return [(name, value) for name, value in module._parameters.items() if value is not None]
-
-    def is_training(self, module: nn.Module) -> bool:
-        """Tell whether ``module.train()`` was the last word."""
-        return bool(module.training)
-
-    def hook_call(self, module: nn.Module, before: BeforeCall, after: AfterCall) -> list[Handle]:
-        """Register a forward pre-hook ahead of the others and a forward hook behind them."""
-        return [
-            module.register_forward_pre_hook(before, with_kwargs=True, prepend=True),
-            module.register_forward_hook(after, with_kwargs=True),
-        ]
-
-    def is_optimizer(self, value: object) -> bool:
-        """Tell whether it is one of ``torch.optim``."""
-        return isinstance(value, torch.optim.Optimizer)
-
-    def hook_step(
-        self, optimizer: torch.optim.Optimizer, before: Callable[[], None], after: Callable[[], None]
-    ) -> list[Handle]:
-        """Register torch's own step hooks; there, and only there, gradients are unscaled and clipped."""
-        return [
-            optimizer.register_step_pre_hook(lambda *_: before()),
-            optimizer.register_step_post_hook(lambda *_: after()),
-        ]
-
-    def updates(self, optimizer: torch.optim.Optimizer) -> Iterator[Update]:
-        """Yield everything in the optimizer's groups that has a gradient."""
-        return group_updates(self, optimizer)
-
-    def rank(self) -> tuple[int, int]:
-        """Return rank and world size of the default process group."""
-        distributed = torch.distributed
-        if not (distributed.is_available() and distributed.is_initialized()):
-            return 0, 1
-        return distributed.get_rank(), distributed.get_world_size()
-
-    def from_first_rank(self, value: Any) -> Any:
-        """Broadcast a small object from rank 0."""
-        if self.rank()[1] == 1:
-            return value
-        carried = [value]
-        torch.distributed.broadcast_object_list(carried, src=0)
-        return carried[0]
 
     def version_text(self) -> str:
         """Return torch's version."""

@@ -29,6 +29,9 @@ DEVICE_PIECE = 1 << 20
 TABLE_LIMIT = 1 << 22
 """Positions whose keys are kept per device (64 MiB); keys beyond are computed when needed."""
 
+KEPT_BLOCKS = CPU_PIECE >> 8
+"""Blocks of 256 elements of which the sketch's turns are kept per device (0.5 MiB): all of a small tensor."""
+
 _LANES = 1024
 """Copies of the histogram on an accelerator, so that equal exponents do not queue for one counter."""
 
@@ -317,9 +320,8 @@ def _sketch_sums(clean: torch.Tensor, keys: torch.Tensor, start: int) -> torch.T
     if before or after:
         signed = torch.nn.functional.pad(signed, (before, after))
     blocks = signed.view(-1, BUCKETS)
-    turns = KEYS.rows(start // BUCKETS, len(blocks), clean.device)[0].unsqueeze(1)
-    source = torch.arange(BUCKETS, device=clean.device).sub(turns).bitwise_and_(BUCKETS - 1)
-    return blocks.gather(1, source).sum(0)
+    turned = blocks.gather(1, KEYS.sources(start // BUCKETS, len(blocks), clean.device))
+    return turned[0] if len(blocks) == 1 else turned.sum(0)
 
 
 def _scattered_sketch_sums(clean: torch.Tensor, keys: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
@@ -388,37 +390,39 @@ def histogram_by_scatter(bins: torch.Tensor) -> torch.Tensor:
 
 
 class KeyTable:
-    """``mix64(position + SEED)`` in row 0 and the constant of the unordered sum in row 1, kept per device.
+    """What depends on positions alone, kept per device.
 
     A table is filled on the stream that first needs it; other streams wait for that on the device, not on
     the host.
     """
 
     def __init__(self) -> None:
-        self._tables: dict[torch.device, tuple[torch.Tensor, Any, Any]] = {}
+        self._keys: dict[torch.device, _Kept] = {}
+        self._sources: dict[torch.device, _Kept] = {}
         self._lock = threading.Lock()
 
     def rows(self, start: int, count: int, device: torch.device) -> torch.Tensor:
-        """Return ``[2, count]`` int64 keys of the positions from ``start``."""
+        """Return ``[2, count]`` int64 keys of the positions from ``start``.
+
+        Row 0 is ``mix64(position + SEED)``, row 1 the constant of the unordered sum.
+        """
         if start + count > TABLE_LIMIT:
             return self._compute(start, count, device)
-        table, stream, ready = self._tables.get(device, (None, None, None))
-        if table is None or table.shape[1] < start + count:
-            table, stream, ready = self._grow(start + count, device)
-        if ready is not None:
-            current = _stream(device)
-            if current != stream:
-                current.wait_event(ready)
-        return table[:, start : start + count]
+        kept = self._keys.get(device)
+        if kept is None or kept.table.shape[1] < start + count:
+            size = min(TABLE_LIMIT, max(CPU_PIECE, 1 << (start + count - 1).bit_length()))
+            with self._lock:
+                kept = self._keys[device] = _Kept(self._compute(0, size, device))
+        return kept.here()[:, start : start + count]
 
-    def _grow(self, count: int, device: torch.device) -> tuple[torch.Tensor, Any, Any]:
-        size = min(TABLE_LIMIT, max(CPU_PIECE, 1 << (count - 1).bit_length()))
-        with self._lock:
-            table = self._compute(0, size, device)
-            stream = _stream(device)
-            entry = (table, stream, None if stream is None else stream.record_event())
-            self._tables[device] = entry
-        return entry
+    def sources(self, start: int, count: int, device: torch.device) -> torch.Tensor:
+        """Return ``[count, 256]`` int64, for blocks from ``start``: the element that each bucket takes."""
+        if start + count > KEPT_BLOCKS:
+            return self._compute_sources(start, count, device)
+        kept = self._sources.get(device)
+        if kept is None:
+            kept = self._sources[device] = _Kept(self._compute_sources(0, KEPT_BLOCKS, device))
+        return kept.here()[start : start + count]
 
     @staticmethod
     def _compute(start: int, count: int, device: torch.device) -> torch.Tensor:
@@ -426,6 +430,27 @@ class KeyTable:
         keys = torch.full((2, count), _signed(UNORDERED_KEY), dtype=torch.int64, device=device)
         keys[0] = _mix(torch.arange(count, dtype=torch.int64, device=device).add_(first))
         return keys
+
+    def _compute_sources(self, start: int, count: int, device: torch.device) -> torch.Tensor:
+        turns = self.rows(start, count, device)[0].unsqueeze(1)
+        return torch.arange(BUCKETS, device=device).sub(turns).bitwise_and_(BUCKETS - 1)
+
+
+class _Kept:
+    """A table, and the moment on its stream from which it can be read."""
+
+    def __init__(self, table: torch.Tensor) -> None:
+        self.table = table
+        self._stream = _stream(table.device)
+        self._ready = None if self._stream is None else self._stream.record_event()
+
+    def here(self) -> torch.Tensor:
+        """Return the table for work on the current stream."""
+        if self._ready is not None:
+            current = _stream(self.table.device)
+            if current != self._stream:
+                current.wait_event(self._ready)
+        return self.table
 
 
 def _stream(device: torch.device) -> Any:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mindspeed_precision.backends.capture_base import CaptureBackend
+from mindspeed_precision.errors import PrecisionError
 
 _LAYER = re.compile(r"(?:.*\.)?layers\.\d+")
 _EXPERT = re.compile(r"(?:.*\.)?local_experts\.\d+")
@@ -43,6 +44,9 @@ def canonical_names(backend: CaptureBackend, chunks: Sequence[Any]) -> Names:
 
     Local numbers become global ones: a transformer layer's from its ``layer_number`` (1-based over the whole
     model, pipeline offset included), an expert's from its MoE layer's ``local_expert_indices``.
+
+    Raises:
+        PrecisionError: two parameters would have one name.
     """
     roots = tuple(unwrap(backend, chunk) for chunk in chunks)
     modules: list[tuple[str, Any]] = []
@@ -56,7 +60,21 @@ def canonical_names(backend: CaptureBackend, chunks: Sequence[Any]) -> Names:
                 first = parameters.setdefault(id(parameter), (full, parameter))[0]
                 if first != full:
                     aliases[full] = first
+    _require_unique(name for name, _ in parameters.values())
     return Names(roots=roots, modules=tuple(modules), parameters=tuple(parameters.values()), aliases=aliases)
+
+
+def _require_unique(names: Iterable[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise PrecisionError(
+                "two parameters have one name, so their records could not be told apart",
+                where=name,
+                expected="the chunks of one model",
+                remedy="use one Session for each model",
+            )
+        seen.add(name)
 
 
 def _named_modules(backend: CaptureBackend, root: Any) -> Iterator[tuple[str, Any]]:

@@ -9,10 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
-from mindspeed_precision.config import data_directory
+from mindspeed_precision.config import data_directory, read_document
 from mindspeed_precision.errors import ConfigError
 from mindspeed_precision.records import RecordKey, Role
 
@@ -199,22 +196,7 @@ def load_policy(name: str) -> Policy:
         raise ConfigError(
             "no such policy", where="policy", found=name, expected=f"one of {', '.join(policy_names())}"
         )
-    try:
-        merged = OmegaConf.merge(OmegaConf.structured(_Schema), OmegaConf.load(path))
-        plain = OmegaConf.to_container(merged, resolve=True)
-    except OmegaConfBaseException as error:
-        raise ConfigError(
-            str(error).splitlines()[0], where=str(path), remedy="see configs/policies"
-        ) from error
-    except Exception as error:
-        raise ConfigError(
-            "not readable as YAML",
-            where=str(path),
-            found=" ".join(str(error).split())[:120],
-            expected="a policy",
-        ) from error
-    assert isinstance(plain, dict)
-    return _freeze(path, {str(key): value for key, value in plain.items()})
+    return _freeze(path, read_document(path, _Schema, kind="policy", remedy="see configs/policies"))
 
 
 def default_policy(baseline: str, candidate: str, layouts: Sequence[str] = ()) -> Policy:
@@ -239,10 +221,6 @@ def _directory() -> Path:
 
 
 def _freeze(path: Path, plain: Mapping[str, Any]) -> Policy:
-    if plain["schema"] != 1:
-        raise ConfigError(
-            "another version of the policy format", where=str(path), found=str(plain["schema"]), expected="1"
-        )
     rules = tuple(
         RecordRule(**{**rule, **{name: _limits(rule[name]) for name in ("limits", "without_elements")}})
         for rule in plain["rules"]

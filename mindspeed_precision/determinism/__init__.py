@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from mindspeed_precision.backends.detect import TORCH, loaded_framework
 from mindspeed_precision.config import DeterminismSettings
 from mindspeed_precision.determinism import progress
 from mindspeed_precision.determinism.algorithms import Change, pin_algorithms, reassert, snapshot
@@ -33,6 +34,8 @@ __all__ = [
 
 LAUNCHERS = {"npu": "launch/torch_npu.sh", "cuda": "launch/gpu.sh", "cpu": "launch/cpu.sh"}
 """The script that exports the environment first, by device."""
+MINDSPORE_LAUNCHERS = {"npu": "launch/mindspore.sh", "cpu": "launch/mindspore_cpu.sh"}
+"""The same where MindSpore computes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,4 +121,5 @@ def _late_finding(outcome: Outcome, device: str) -> Finding:
 
 def _remedy(late: list[Outcome], device: str) -> str:
     exports = " ".join(f"{outcome.name}={outcome.wanted}" for outcome in late)
-    return f"launch through {LAUNCHERS[device]}, or export {exports} before the program starts"
+    scripts = LAUNCHERS if loaded_framework() in (TORCH, None) else {**LAUNCHERS, **MINDSPORE_LAUNCHERS}
+    return f"launch through {scripts[device]}, or export {exports} before the program starts"

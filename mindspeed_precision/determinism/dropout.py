@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from mindspeed_precision.backends.detect import capture_backend
+
 
 def zero_dropout_arguments(args: Any) -> list[str]:
     """Set every dropout probability of a Megatron argument namespace to 0, before the model is built.
@@ -25,7 +27,8 @@ def zero_dropout(model: Any) -> list[str]:
     ``TransformerLayer.hidden_dropout`` is a copy of the configuration's) and the modules' ``config``.
 
     Args:
-        model: a ``torch.nn.Module``, or a list of them (virtual pipeline stages).
+        model: a module of the framework that is loaded (a ``torch.nn.Module``, an ``nn.Cell``), or a list of
+            them (virtual pipeline stages).
 
     Returns:
         What was changed, like ``decoder.layers.0.hidden_dropout 0.1``; empty when there was no dropout.
@@ -33,10 +36,14 @@ def zero_dropout(model: Any) -> list[str]:
     changed = []
     configs: dict[int, Any] = {}
     for prefix, module in _modules(model):
+        where = prefix or type(module).__name__
         if "dropout" in type(module).__name__.lower() and _is_probability(getattr(module, "p", None)):
-            changed.append(f"{prefix or type(module).__name__}.p {module.p}")
+            changed.append(f"{where}.p {module.p}")
             module.p = 0.0
-        changed += _zero(module, prefix or type(module).__name__)
+        elif isinstance(getattr(module, "keep_prob", None), float) and getattr(module, "p", 0.0) is None:
+            changed.append(f"{where}.keep_prob {module.keep_prob}")  # the older spelling of an nn.Cell
+            module.keep_prob = 1.0
+        changed += _zero(module, where)
         config = vars(module).get("config")
         if config is not None:
             configs.setdefault(id(config), config)
@@ -47,10 +54,19 @@ def zero_dropout(model: Any) -> list[str]:
 
 def _modules(model: Any) -> Iterator[tuple[str, Any]]:
     chunks = model if isinstance(model, (list, tuple)) else [model]
+    backend = capture_backend()
     for index, chunk in enumerate(chunks):
-        prefix = f"{index}." if len(chunks) > 1 else ""
-        for name, module in chunk.named_modules():
-            yield prefix + name, module
+        waiting, seen = [(str(index) if len(chunks) > 1 else "", chunk)], set()
+        while waiting:
+            name, module = waiting.pop()
+            if id(module) in seen:
+                continue
+            seen.add(id(module))
+            yield name, module
+            inner = [
+                (f"{name}.{local}" if name else local, child) for local, child in backend.children(module)
+            ]
+            waiting += reversed(inner)
 
 
 def _zero(owner: Any, where: str) -> list[str]:

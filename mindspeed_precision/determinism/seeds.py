@@ -39,6 +39,7 @@ def seed_everything(seed: int) -> tuple[str, ...]:
     mindspore = sys.modules.get("mindspore")
     if mindspore is not None:
         mindspore.set_seed(seed)
+        mindspore.manual_seed(seed)  # the default generator: set_seed does not reach it in 2.7.1
         seeded.append("mindspore")
     return tuple(seeded)
 

@@ -134,6 +134,11 @@ class Facts:
         found.sort(key=lambda node: roles.index(node.key.role))
         return [node.comparison.pair for node in found if isinstance(node.comparison.pair, Pair)]
 
+    def product(self, origin: Origin) -> bool:
+        """Tell whether dW as a GEMM gave it is among what an origin was computed from, and so agrees."""
+        consumed = self.graph.consumed(self.node_of(origin))
+        return any(node.key.phase is Phase.WGRAD and node.key.role is Role.WGRAD for node in consumed)
+
     def setting(self, side: Side, section: str, name: str) -> Any:
         """Return one entry of a section of a run's manifest; None where it has none."""
         found = (self.baseline if side is Side.BASELINE else self.candidate).manifest.get(section)

@@ -1,10 +1,37 @@
-"""When recipes prove something: each side is what its recorded recipe gives, and the other side is not."""
+"""Recipes: the first origin that can be replayed, and when recipes prove something."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from mindspeed_precision.records import ReplayRecipe, Side
+from mindspeed_precision.diagnose.facts import Facts
+from mindspeed_precision.errors import ReplayError
+from mindspeed_precision.records import Finding, Origin, Replay, ReplayRecipe, Side
+
+
+def first_replayed(
+    facts: Facts, finding: Finding, replay: Callable[[Facts, Origin], Replay], *, nothing: str
+) -> Replay:
+    """Return the replay of the first origin of a finding that can be replayed.
+
+    Args:
+        facts: everything that is known.
+        finding: whose origins are tried, in order.
+        replay: replays one, or raises ReplayError.
+        nothing: what is said where the finding concerns no such origin.
+
+    Raises:
+        ReplayError: none can be replayed; says why of the first one.
+        DumpError: elements that the index promises cannot be read.
+    """
+    reason: ReplayError | None = None
+    for origin in facts.origins:
+        if origin.key in finding.explains:
+            try:
+                return replay(facts, origin)
+            except ReplayError as error:
+                reason = reason or error
+    raise reason or ReplayError(nothing)
 
 
 def proves(recipes: Iterable[ReplayRecipe]) -> bool:

@@ -393,8 +393,8 @@ def _sketch(plain: dict[str, Any], where: str) -> Sketch:
         found, expected = f"{len(text)} characters", f"{characters}: {BUCKETS} numbers of {BYTES} bytes"
         raise DumpError("no sketch", where=where, found=found, expected=expected)
     if not 0 < roundoff < 1:
-        found, expected = str(roundoff), "a relative error between 0 and 1"
-        raise DumpError("no sketch", where=where, found=f"roundoff {found}", expected=expected)
+        found, expected = f"roundoff {str(roundoff)[:40]}", "a relative error between 0 and 1"
+        raise DumpError("no sketch", where=where, found=found, expected=expected)
     try:
         sketch = Sketch(data=base64.b64decode(text, validate=True), roundoff=float(roundoff))
     except ValueError as error:

@@ -25,6 +25,9 @@ from mindspeed_precision.records import (
     TensorRecord,
 )
 
+_PRINTED = (Role.LOSS, Role.GRAD_NORM)
+"""What a log prints, and every report wants the value of, whatever the level is."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Pending:
@@ -110,12 +113,14 @@ class Recorder:
             self._add_problem(observation.key.describe(), error)
 
     def _begin_digest(self, observation: Observation, level: Level) -> Any:
-        backend, wanted = self._backend, (level.includes(Level.STATISTICS), level.includes(Level.SKETCH))
+        backend = self._backend
+        statistics = level.includes(Level.STATISTICS) or observation.key.role in _PRINTED
+        sketch = level.includes(Level.SKETCH)
         if observation.part is None:
-            return backend.begin_digest(observation.tensor, statistics=wanted[0], sketch=wanted[1])
+            return backend.begin_digest(observation.tensor, statistics=statistics, sketch=sketch)
         assert isinstance(backend, PlacingBackend)  # capture places nothing elsewhere
         return backend.begin_placed_digest(
-            observation.tensor, observation.part, statistics=wanted[0], sketch=wanted[1]
+            observation.tensor, observation.part, statistics=statistics, sketch=sketch
         )
 
     def observe_number(self, key: RecordKey, value: float | int | bool, *, note: str = "") -> None:
@@ -146,10 +151,13 @@ class Recorder:
         )
         self._pending.append(pending)
 
-    def end_step(self) -> None:
+    def end_step(self) -> list[Problem]:
         """Wait for the device once, then write the step: payloads, records, marker.
 
         A step that is not wanted leaves no trace, not even a marker.
+
+        Returns:
+            What could not be recorded in this step.
 
         Raises:
             DumpError: the disk refuses. Nothing of the step counts as recorded then.
@@ -183,8 +191,9 @@ class Recorder:
                 problems=self._problems,
             )
             self._next_seq += len(records)
-        self._problems = []
+        problems, self._problems = self._problems, []
         self._microbatches = 0
+        return problems
 
     def close(self, *, complete: bool) -> None:
         """Close the dump; records of a step that did not end are dropped.

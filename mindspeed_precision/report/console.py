@@ -87,8 +87,14 @@ def _cause_blocks(finding: Finding, label: str, already_said: str) -> list[Block
     replayed = finding.replay
     shown = [Block(label=label, lines=tuple(lines), style="bold")]
     if replayed is not None:
-        recipes = tuple(f"  {line}" for line in phrases.replay_lines(replayed))
-        shown.append(Block(label="", lines=recipes, table=True))
+        recipes = (
+            part
+            for line in phrases.replay_lines(replayed)
+            for part in textwrap.wrap(
+                f"  {line}", _WIDEST - _MARGIN - _LABEL, subsequent_indent="  ", break_on_hyphens=False
+            )
+        )
+        shown.append(Block(label="", lines=tuple(recipes), table=True))
         shown.append(Block(label="judgement", lines=(phrases.judgement(replayed),)))
     shown.append(Block(label="remedy", lines=(finding.remedy,), style="bold"))
     return shown

@@ -37,6 +37,9 @@ _WRONG, _TIMES = 1e-2, 100
 """An operation this far from float64, and this many times further than the other side's, is no rounding."""
 _SHORT_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
+_WIDEST_RECIPE = 45
+"""Up to here recipes stand in a column beside what they give; longer ones stand above it."""
+
 
 def verdict_sentence(diagnosis: Diagnosis) -> str:
     """Return the first line: the verdict, and where."""
@@ -132,7 +135,9 @@ def difference(origin: Origin) -> str:
 def _estimated(metrics: Mapping[str, float | int | bool]) -> str:
     if "sketch_distance" not in metrics:
         return f"the relative error is below {metrics['sketch_high']:.2g} (estimated)"
-    return f"relative error about {metrics['sketch_distance']:.2g} (estimated)"
+    distance, low, high = (metrics[f"sketch_{end}"] for end in ("distance", "low", "high"))
+    between = f", {low:.2g} to {high:.2g}" if low < distance < high else ""
+    return f"relative error about {distance:.2g} (estimated{between})"
 
 
 def _element_difference(metrics: object, dtype: str) -> str:
@@ -174,7 +179,10 @@ def replay_lines(replay: Replay) -> list[str]:
         else:
             counts = f"{_grouped(recipe.baseline_mismatched)} and {_grouped(recipe.candidate_mismatched)}"
             outcome = f"gives neither side: {counts} elements differ"
-        lines.append(f"{recipe.recipe.ljust(width)}   {outcome}")
+        if width > _WIDEST_RECIPE:
+            lines += [recipe.recipe, f"  {outcome}"]
+        else:
+            lines.append(f"{recipe.recipe.ljust(width)}   {outcome}")
     return lines
 
 

@@ -18,6 +18,7 @@ from tensor_making import mindspore_tensor  # noqa: E402
 from mindspeed_precision.backends import load_backend  # noqa: E402
 from mindspeed_precision.backends.base import HostTensor  # noqa: E402
 from mindspeed_precision.errors import PrecisionError  # noqa: E402
+from mindspeed_precision.record.sketch import has_sketch  # noqa: E402
 from mindspeed_precision.record.statistics import digest_host  # noqa: E402
 
 pytestmark = pytest.mark.mindspore
@@ -60,6 +61,15 @@ def test_every_tensor_agrees_with_the_definition(case):
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
         assert_reads(case)
+
+
+@pytest.mark.parametrize("case", CASES[::7], ids=lambda case: case.name)
+def test_sketches_agree_with_the_definition(case):
+    host = HostTensor(bits=case.logical(), dtype=case.dtype)
+    found = BACKEND.begin_digest(mindspore_tensor(case), statistics=True, sketch=True)
+    assert found.sketch == digest_host(host, statistics=True, sketch=True).sketch
+    if host.bits.itemsize < 8:  # any sum of random float64 may be beyond float64
+        assert (found.sketch is not None) == has_sketch(host.dtype, host.bits.size)
 
 
 @given(

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from mindspeed_precision.backends import load_backend, torch_digest  # noqa: E402
 from mindspeed_precision.errors import PrecisionError  # noqa: E402
+from mindspeed_precision.record.sketch import ROUNDOFF, SINGLE_ROUNDOFF, unpack  # noqa: E402
 from mindspeed_precision.record.statistics import digest_host  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -105,6 +106,60 @@ def test_pieces_and_missing_keys_change_nothing(dtype, monkeypatch):
         assert_same(digest(tensor[:, :1].expand(7, 9, 50)), expected(tensor[:, :1].expand(7, 9, 50)))
 
 
+def sketch_of(tensor):
+    (found,) = BACKEND.finish_digests([BACKEND.begin_digest(tensor, statistics=True, sketch=True)])
+    return found.sketch
+
+
+def assert_same_sketch(found, tensor, roundoff=ROUNDOFF):
+    wanted = digest_host(BACKEND.to_host(BACKEND.snapshot(tensor)), statistics=True, sketch=True).sketch
+    assert (found is None) == (wanted is None)
+    if wanted is not None:
+        assert found.roundoff == roundoff
+        gap = np.linalg.norm(unpack(found) - unpack(wanted))
+        assert gap <= roundoff * np.linalg.norm(unpack(wanted))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_sketch_agrees_with_the_definition(dtype):
+    tensor = sample(dtype, 9, 8, 7)
+    for view in (tensor, tensor.permute(2, 0, 1), tensor[1::2, 1:, ::3], tensor[:1].expand(30, 8, 7)):
+        found = sketch_of(view)
+        assert (found is not None) == (dtype.is_floating_point or dtype.is_complex)
+        assert_same_sketch(found, view)
+        assert found == sketch_of(view.clone().contiguous())
+    for view in (tensor[0, 0, 0], tensor[:0]):
+        assert_same_sketch(sketch_of(view), view)
+
+
+def test_pieces_that_start_inside_a_block(monkeypatch):
+    tensor = sample(torch.float32, 40, 5, 50)
+    for piece, limit in ((300, 1 << 22), (64, 700), (1000, 1)):
+        monkeypatch.setattr(torch_digest, "CPU_PIECE", piece)
+        monkeypatch.setattr(torch_digest, "TABLE_LIMIT", limit)
+        monkeypatch.setattr(torch_digest, "KEYS", torch_digest.KeyTable())
+        for view in (tensor, tensor.permute(2, 1, 0)):
+            assert_same_sketch(sketch_of(view), view)
+
+
+def test_a_device_without_float64_says_that_its_sketch_is_coarser(monkeypatch):
+    monkeypatch.setattr(torch_digest, "widest_float", lambda device: torch.float32)
+    tensor = torch.randn(300, 700, generator=torch.Generator().manual_seed(1))
+    assert_same_sketch(sketch_of(tensor), tensor, SINGLE_ROUNDOFF)
+
+
+def test_tensors_with_and_without_sketches_come_back_in_order():
+    tensors = [sample(torch.float32, n) for n in (300, 1, 400)] + [torch.arange(9), sample(torch.bfloat16, 5)]
+    asked = (True, True, False, True, True)
+    handles = [
+        BACKEND.begin_digest(t, statistics=True, sketch=s) for t, s in zip(tensors, asked, strict=True)
+    ]
+    found = BACKEND.finish_digests(handles)
+    assert [one.sketch is not None for one in found] == [True, False, False, False, True]
+    assert_same_sketch(found[0].sketch, tensors[0])
+    assert_same_sketch(found[4].sketch, tensors[4])
+
+
 def test_a_large_tensor_at_the_sizes_in_use():
     tensor = sample(torch.bfloat16, 700, 300)
     assert tensor.numel() > 3 * torch_digest.CPU_PIECE
@@ -168,6 +223,7 @@ class ForbidWaiting(TorchDispatchMode):
 def test_digest_and_snapshot_never_wait(dtype, statistics):
     tensor = sample(dtype, 5, 4).t()
     with ForbidWaiting():
+        BACKEND.begin_digest(tensor, statistics=True, sketch=True)
         handle = BACKEND.begin_digest(tensor, statistics=statistics)
         copy = BACKEND.snapshot(tensor)
     assert BACKEND.finish_digests([handle]) == [digest(copy, statistics=statistics)]
@@ -187,8 +243,9 @@ def test_the_guard_can_fail(wait, inference):
 def test_the_path_of_accelerators_needs_no_value(dtype):
     """Meta tensors have none, so whatever waits for one raises; they take the path of every accelerator."""
     tensor = torch.empty(3, 40, dtype=dtype, device="meta").t()
-    sums = torch_digest.sums_of(tensor, statistics=True)
+    sums = torch_digest.sums_of(tensor, statistics=True, sketch=True)
     assert [t.shape[0] for t in sums.integers[:2]] == [2, 256]
+    assert (sums.sketch is not None) == dtype.is_floating_point
     with pytest.raises((RuntimeError, NotImplementedError)):
         tensor.sum().item()
 
@@ -274,13 +331,14 @@ class CountCalls(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "statistics", "limit"), [(torch.float32, True, 40), (torch.bfloat16, False, 22)]
+    ("dtype", "statistics", "sketch", "limit"),
+    [(torch.float32, True, False, 40), (torch.bfloat16, False, False, 22), (torch.float32, True, True, 56)],
 )
-def test_a_small_tensor_costs_few_calls(dtype, statistics, limit):
+def test_a_small_tensor_costs_few_calls(dtype, statistics, sketch, limit):
     tensor = sample(dtype, 8, 8)
     digest(tensor)  # fills the key table
     with CountCalls() as count:
-        BACKEND.begin_digest(tensor, statistics=statistics)
+        BACKEND.begin_digest(tensor, statistics=statistics, sketch=sketch)
     assert 10 < count.calls <= limit
 
 

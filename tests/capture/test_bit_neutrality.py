@@ -31,8 +31,12 @@ def bits(trainer):
     return {name: value.detach().clone() for name, value in trainer.named_parameters().items()}
 
 
-@pytest.mark.parametrize("options", ALONE.values(), ids=ALONE)
-def test_a_run_is_the_same_when_it_is_observed(cpu_megatron, tmp_path, options):
+CASES = {f"{name}, tensor": (options, "tensor") for name, options in ALONE.items()}
+CASES["bf16, sketch"] = (ALONE["bf16"], "sketch")
+
+
+@pytest.mark.parametrize(("options", "level"), CASES.values(), ids=CASES)
+def test_a_run_is_the_same_when_it_is_observed(cpu_megatron, tmp_path, options, level):
     from mindspeed_precision.testing.recorded import record_training
     from mindspeed_precision.testing.trainer import CpuTrainer, TrainerSettings
 
@@ -41,7 +45,7 @@ def test_a_run_is_the_same_when_it_is_observed(cpu_megatron, tmp_path, options):
         plain, before = trainer.train(2), bits(trainer)
     kept = []
     observed = record_training(
-        settings, tmp_path / "run", plant=kept.append, overrides=["capture.level=tensor"]
+        settings, tmp_path / "run", plant=kept.append, overrides=[f"capture.level={level}"]
     )
     after = bits(kept[0])
     assert observed == plain

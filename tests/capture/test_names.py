@@ -9,6 +9,7 @@ from torch import nn  # noqa: E402
 
 from mindspeed_precision.backends.torch_capture import TorchCapture  # noqa: E402
 from mindspeed_precision.capture import names as naming  # noqa: E402
+from mindspeed_precision.errors import PrecisionError  # noqa: E402
 
 BACKEND = TorchCapture()
 pytestmark = pytest.mark.torch
@@ -88,3 +89,9 @@ def test_a_module_registered_twice_keeps_its_first_name():
     model = nn.ModuleDict({"first": shared, "second": shared})
     names = naming.canonical_names(BACKEND, [model])
     assert [fqn for fqn, _ in names.modules] == ["", "first"]
+
+
+def test_two_parameters_of_one_name_are_refused():
+    with pytest.raises(PrecisionError, match=r"layers\.0\.fc\.weight: two parameters have one name"):
+        naming.canonical_names(BACKEND, [Stage([1]), Stage([1])])
+    assert len(naming.canonical_names(BACKEND, [Stage([1]), Stage([2])]).parameters) == 4

@@ -76,6 +76,10 @@ def test_a_sparse_gradient_has_a_norm(record):
     run = record(model, optimizer, step)
     recorded = [r.value for r in run.ranks[0].records if r.key.role is Role.GRAD_NORM]
     assert recorded == pytest.approx([20**0.5] * 2)
+    (lost,) = [f for f in run.manifest["findings"] if f["id"] == "coverage.record_failed"]
+    assert "cannot read the elements" in lost["title"]
+    assert "step 0" in lost["title"]
+    assert "weight" in lost["evidence"][0]
 
 
 def test_the_gradient_that_leaves_a_module_that_works_in_place(record):

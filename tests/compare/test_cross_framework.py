@@ -29,7 +29,7 @@ FRAMEWORKS = {
     "mindspore": {"framework": {"name": "mindspore", "version": "2.7.1"}},
 }
 BIAS = f"{LINEAR}.bias"
-LEVELS = [Level.TENSOR, Level.STATISTICS]
+LEVELS = [Level.TENSOR, Level.SKETCH, Level.STATISTICS]
 
 ROLES = (
     ("fprop", "output"),

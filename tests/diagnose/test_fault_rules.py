@@ -58,6 +58,15 @@ NUDGE = plant(**GEMM, step=0, microbatch=1, value=nudged(3))
 FAULTS = {
     "layout": ({}, {"plants": [LAYOUT, NUDGE]}, "wgrad.operand_layout", 0, "wgrad", LINEAR, 1),
     "kernel": (ELEMENTS, {"plants": [NUDGE]}, "wgrad.value", 0, "wgrad", LINEAR, 1),
+    "after the GEMM": (
+        {},
+        {"plants": [plant(phase="wgrad", role="wgrad", fqn=WEIGHT, step=0, microbatch=1, value=permuted())]},
+        "wgrad.after_gemm",
+        0,
+        "wgrad",
+        WEIGHT,
+        1,
+    ),
     "kernel, fingerprints": (
         {"level": Level.FINGERPRINT},
         {"plants": [NUDGE]},

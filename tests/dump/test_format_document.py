@@ -12,7 +12,7 @@ import pytest
 from mindspeed_precision.backends.base import HostTensor
 from mindspeed_precision.dump import format as dump_format
 from mindspeed_precision.dump.format import parse_line, payload_file, rank_directory, to_json
-from mindspeed_precision.record import fingerprint
+from mindspeed_precision.record import fingerprint, sketch
 from mindspeed_precision.record.statistics import digest_host
 from mindspeed_precision.records import NO_MICROBATCH, Phase, Role
 
@@ -46,6 +46,7 @@ def test_the_example_line_parses_and_is_written_the_same(kind):
 def test_nested_keys_are_named():
     assert table_keys("Statistics") == set(dump_format.STATISTICS_KEYS)
     assert table_keys("placement") == set(dump_format.PLACEMENT_KEYS)
+    assert table_keys("Sketch") == set(dump_format.SKETCH_KEYS)
     for title, keys in (
         ("header", dump_format.COORDINATE_KEYS),
         ("parameters", dump_format.PARAMETER_KEYS),
@@ -60,6 +61,8 @@ def test_versions_and_values():
     assert f"here **{dump_format.SCHEMA}**" in section("Versions")
     assert PAGE.startswith(f"# Files of a run, schema {dump_format.SCHEMA}\n")
     assert f"**`{dump_format.FINGERPRINT}`**" in section("Versions")
+    assert f"**`{dump_format.SKETCH}`**" in section("Versions")
+    assert f"`schema` must be {' or '.join(map(str, dump_format.READABLE))}." in section("run.json")
     assert f"`{dump_format.DIGEST_ALGORITHM}`" in section("COMPLETE")
     phases = re.search(r"^\| `phase` .*$", section("record"), re.MULTILINE).group()
     roles = re.search(r"^\| `role` .*$", section("record"), re.MULTILINE).group()
@@ -99,6 +102,24 @@ def test_the_worked_example_reproduces():
     assert f"`unordered` is `{digest.unordered:016x}`" in text
     (example,) = re.findall(r"```json\n(.*?)\n```", section("record"), re.DOTALL)
     assert parse_line(example, where="docs/dump-format.md").digest == digest
+
+
+def test_the_sketch_of_the_page_is_the_one_of_the_code():
+    text = section("Sketch")
+    assert f"({-(-sketch.BUCKETS * sketch.BYTES // 3) * 4} characters)" in text
+    for roundoff, power in ((sketch.ROUNDOFF, "2^-28"), (sketch.SINGLE_ROUNDOFF, "2^-18")):
+        assert f"{power} = {roundoff:.1e}".replace("e-0", "e-") in text
+    values = sketch.sketch_values(np.array([1.0, -2.0, 0.5], np.float32))
+    told = {int(b): float(v) for b, v in re.findall(r"`values\[(\d+)\]` = (-?[\d.]+\d)", text)}
+    assert told == {int(bucket): float(values[bucket]) for bucket in np.flatnonzero(values)}
+
+    def key(n):  # as the page says
+        return fingerprint.mix64_int((n + fingerprint.SEED) % 2**64)
+
+    numbers, expected = np.random.default_rng(0).normal(size=700), np.zeros(256)
+    for g, value in enumerate(numbers):
+        expected[(g + key(g // 256)) % 256] += -value if key(g) >= 2**63 else value
+    np.testing.assert_allclose(sketch.sketch_values(numbers), expected, atol=1e-12)
 
 
 def test_the_page_can_fail():

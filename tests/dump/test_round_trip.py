@@ -24,6 +24,7 @@ from mindspeed_precision.dump.payload import PayloadFile, write_payload
 from mindspeed_precision.dump.reader import load_run
 from mindspeed_precision.dump.writer import RankWriter, create_run, update_manifest
 from mindspeed_precision.errors import DumpError
+from mindspeed_precision.record.sketch import pack
 from mindspeed_precision.records import (
     INIT_STEP,
     NO_MICROBATCH,
@@ -69,6 +70,11 @@ keys = st.builds(
 layouts = st.builds(
     Layout, stride=shapes, storage_offset=counts, contiguous=st.booleans(), format=st.sampled_from(["", "ND"])
 )
+sketches = st.builds(
+    lambda seed, roundoff: pack(np.random.default_rng(seed).normal(size=256) * 10.0**seed, roundoff=roundoff),
+    st.integers(0, 300),
+    st.floats(0, 1, exclude_min=True, exclude_max=True),
+)
 records = st.builds(
     TensorRecord,
     seq=counts,
@@ -76,7 +82,13 @@ records = st.builds(
     shape=shapes,
     dtype=texts,
     layout=st.none() | layouts,
-    digest=st.builds(Digest, fingerprint=hashes, unordered=hashes, statistics=st.none() | statistics),
+    digest=st.builds(
+        Digest,
+        fingerprint=hashes,
+        unordered=hashes,
+        statistics=st.none() | statistics,
+        sketch=st.none() | sketches,
+    ),
     payload=st.none() | texts,
     note=texts,
     part=st.none() | st.tuples(st.integers(0, 2**40), st.integers(2**40, 2**60)),

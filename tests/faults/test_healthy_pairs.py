@@ -49,7 +49,13 @@ def record(megatron, tmp_path, name, layout, *flags):
     return load_run(out)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param(layout, id=name, marks=pytest.mark.long if layout[0] > 2 else ())
+        for name, layout in LAYOUTS.items()
+    ],
+)
 def test_a_layout_and_its_repeat(megatron, tmp_path, layout):
     runs = [record(megatron, tmp_path, name, layout) for name in ("baseline", "candidate")]
     for run in runs:

@@ -13,6 +13,7 @@ import pytest
 
 from mindspeed_precision.determinism.environment import ENVIRONMENT, RECORDED, Status, judge
 from mindspeed_precision.determinism.progress import Deadline, Progress
+from mindspeed_precision.testing.demo.command import CASES
 
 LAUNCH = Path(__file__).parents[2] / "launch"
 DEVICE = {
@@ -172,3 +173,34 @@ def test_msrun_finds_the_interpreter_and_the_package(run, tmp_path):
     )
     assert environment["PATH"].startswith(f"{tmp_path}:")
     assert environment["PYTHONPATH"] == f"{LAUNCH.parent}:mine"
+
+
+@pytest.mark.parametrize("number", ["0", "x", "-1", "1.5", "2+x"])
+def test_a_number_of_processes_that_is_none_is_one_line(number):
+    done = subprocess.run(
+        [str(LAUNCH / "mindspore_cpu.sh"), "x.py"],
+        env={**os.environ, "NPROC": number},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr == f"launch/mindspore_cpu.sh: NPROC is {number}, expected a number of processes\n"
+
+
+def test_another_device_is_not_taken_for_an_npu():
+    done = subprocess.run(
+        [str(LAUNCH / "mindspore.sh"), "x.py"],
+        env={**os.environ, "MSP_DEVICE": "gpu"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr == "launch/mindspore.sh: MSP_DEVICE is gpu, expected npu or cpu\n"
+
+
+def test_every_case_of_the_demo_is_named():
+    done = subprocess.run([str(LAUNCH / "demo.sh")], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert all(case in done.stderr for case in CASES)

@@ -6,6 +6,7 @@ import gc
 import math
 import weakref
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -16,6 +17,7 @@ from mindspeed_precision.dump.reader import load_run  # noqa: E402
 from mindspeed_precision.dump.writer import RankWriter, create_run  # noqa: E402
 from mindspeed_precision.errors import DumpError  # noqa: E402
 from mindspeed_precision.record.recorder import Recorder  # noqa: E402
+from mindspeed_precision.record.sketch import sketch_values, unpack  # noqa: E402
 from mindspeed_precision.records import (  # noqa: E402
     INIT_STEP,
     Level,
@@ -67,6 +69,38 @@ def test_levels_and_payloads(recorder_of):
     assert rank.microbatches == {0: 2}
     with pytest.raises(DumpError, match="no elements were kept"):
         rank.payload(plain)
+
+
+@pytest.mark.parametrize(
+    ("level", "kept"),
+    [("fingerprint", (0, 0, 0)), ("statistics", (1, 0, 0)), ("sketch", (1, 1, 0)), ("tensor", (1, 1, 1))],
+)
+def test_each_level_includes_the_ones_before(recorder_of, level, kept):
+    run, recorder = recorder_of(f"capture.level={level}")
+    recorder.begin_step(0)
+    tensor = torch.linspace(-1, 1, 600).reshape(20, 30).t()
+    for fqn, value in (("layer", tensor), ("one", tensor[0, 0]), ("tokens", torch.arange(9))):
+        recorder.observe(Observation(key=key(0, fqn), tensor=value))
+    recorder.observe_bytes(key(0, "rng", Role.RNG), b"abc")
+    recorder.end_step()
+    layer, *others = load_run(run).ranks[0].records
+    found = layer.digest.statistics, layer.digest.sketch, layer.payload
+    assert tuple(part is not None for part in found) == tuple(map(bool, kept))
+    assert all(other.digest.sketch is None for other in others)  # one number, and integers
+    if layer.digest.sketch is not None:
+        wanted = sketch_values(tensor.numpy())
+        np.testing.assert_allclose(unpack(layer.digest.sketch), wanted, rtol=2.0**-28, atol=1e-12)
+
+
+def test_what_a_log_prints_has_its_value_at_every_level(recorder_of):
+    run, recorder = recorder_of("capture.level=fingerprint")
+    recorder.begin_step(0)
+    for role in (Role.LOSS, Role.GRAD_NORM, Role.OUTPUT):
+        recorder.observe(Observation(key=key(0, role=role), tensor=torch.tensor(2.5)))
+    recorder.end_step()
+    recorder.close(complete=True)
+    values = {record.key.role: record.value for record in load_run(run).ranks[0].records}
+    assert values == {Role.LOSS: 2.5, Role.GRAD_NORM: 2.5, Role.OUTPUT: None}
 
 
 def test_steps_that_are_not_wanted_leave_no_trace(recorder_of):
@@ -136,7 +170,7 @@ def test_a_device_that_fails_at_the_end_loses_the_tensors_and_says_so(recorder_o
     assert any("all 1 tensors of step 0" in note for note in loaded.notes)
 
 
-@pytest.mark.parametrize("level", ["statistics", "tensor"])
+@pytest.mark.parametrize("level", ["statistics", "sketch", "tensor"])
 def test_no_reference_to_the_live_tensor_is_kept(recorder_of, level):
     _, recorder = recorder_of(f"capture.level={level}")
     tensor = torch.ones(3)

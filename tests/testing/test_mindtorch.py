@@ -53,6 +53,8 @@ PROBES = {
     "no_base": ("print(torch.ones(2)._base)", "'_base'", "None"),
     "cuda_is_cpu": ("print(torch.zeros(2, device='cuda').device.type)", "Not found op", "cpu"),
 }
+PROBED = {"contiguous", "moves_stay_on_tape"}
+"""The plain script does not meet them; their probes do."""
 SILENT = {"tape_state", "baddbmm", "float_digits"}
 """Without them the demo's script trains to its end, on other numbers."""
 
@@ -133,7 +135,7 @@ def test_without_mindspore_it_is_one_line(tmp_path):
     script = tmp_path / "script.py"
     script.write_text("print('never')\n")
     done = on_mindspore(Path(sys.executable), str(script))
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "no mindspore and no mindtorch" in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert done.stdout == ""
@@ -188,6 +190,7 @@ def test_every_piece_mends_what_it_says(mindspore_python, tmp_path):
 
 
 @pytest.mark.matrix
+@pytest.mark.long
 @pytest.mark.parametrize("name", PROBES)
 def test_it_is_broken_without_the_piece(name, mindspore_python, tmp_path):
     code, without, mended = PROBES[name]
@@ -292,11 +295,13 @@ def test_two_tensor_parallel_ranks_train_on_the_numbers_of_one(mindspore_python,
 @pytest.mark.long
 @pytest.mark.parametrize(
     "name",
-    [p.name for p in PIECES if not p.optional and p.when.startswith("every run") and p.name not in SILENT],
+    [
+        piece.name
+        for piece in PIECES
+        if not piece.optional and piece.when.startswith("every run") and piece.name not in SILENT | PROBED
+    ],
 )
 def test_training_stops_without_a_piece(name, mindspore_python):
-    if name in ("contiguous", "moves_stay_on_tape"):
-        pytest.skip("the plain script does not meet it; its probe does")
     done = on_mindspore(mindspore_python, "--without", name, str(SCRIPT), *options())
     assert done.returncode != 0
     piece = next(piece for piece in PIECES if piece.name == name)

@@ -115,7 +115,8 @@ def not_judged(facts: Facts) -> Iterable[Finding]:
             title=f"{len(nodes)} pairs whose bits differ could not be judged by the policy "
             f"{facts.policy.name}",
             evidence=(f"first: {first.key.describe()}", first.comparison.reason),
-            remedy="record both runs with --precision-debug-set capture.level=tensor, or use another policy",
+            remedy="record both runs at a level that the policy can judge (--precision-debug-set "
+            "capture.level=sketch, or tensor), or use another policy",
             where=first.key,
         )
 

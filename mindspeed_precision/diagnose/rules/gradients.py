@@ -78,12 +78,31 @@ def _scaled_finding(facts: Facts, id_: str, members: list[tuple[Origin, Scale]])
     )
 
 
+@rule("wgrad.after_gemm")
+def after_gemm(facts: Facts) -> Iterable[Finding]:
+    """Find dW that reach the parameter otherwise than the GEMM, which agrees, made them."""
+    origins = [o for o in _wgrad_origins(facts) if facts.product(o) and scale_of(o.comparison) is None]
+    if origins:
+        first = origins[0]
+        yield Finding(
+            id="wgrad.after_gemm",
+            severity=Severity.ERROR,
+            confidence=0.8,
+            title=f"dW of {first.key.fqn} is changed between the GEMM, which gives the same in both "
+            "runs, and the parameter",
+            evidence=(first.inputs, *_zero(first), *concerns(origins)),
+            remedy="look at what the backward of that linear does with grad_weight before it returns it",
+            where=first.key,
+            explains=tuple(origin.key for origin in origins),
+        )
+
+
 @rule("wgrad.operand_layout", "wgrad.value")
 def operands(facts: Facts) -> Iterable[Finding]:
     """Tell dW that differ because the GEMM saw its operands in another layout from those that do not."""
     groups: dict[bool | None, list[Origin]] = defaultdict(list)
     for origin in _wgrad_origins(facts):
-        if scale_of(origin.comparison) is None:
+        if scale_of(origin.comparison) is None and not facts.product(origin):
             groups[_layouts_agree(facts, origin)].append(origin)
     if groups[False]:
         yield _operand_layout(facts, groups[False])
@@ -160,16 +179,25 @@ def _transposed(layout: Layout | None) -> bool:
 
 def _value(facts: Facts, origins: list[Origin], *, confidence: float, layouts: str) -> Finding:
     first = origins[0]
+    what = "the gradient of the bias" if first.key.role is Role.BGRAD else "dW"
     return Finding(
         id="wgrad.value",
         severity=Severity.ERROR,
         confidence=confidence,
-        title=f"dW of {first.key.fqn} is computed differently from the same operands",
-        evidence=(first.inputs, layouts, *concerns(origins)),
+        title=f"{what} of {first.key.fqn} is computed differently from the same operands",
+        evidence=(first.inputs, layouts, *_zero(first), *concerns(origins)),
         remedy="compare the kernels, their accumulation type and the determinism settings of both runs",
         where=first.key,
         explains=tuple(origin.key for origin in origins),
     )
+
+
+def _zero(origin: Origin) -> tuple[str, ...]:
+    """Say so where every element of one side is zero."""
+    pair = pair_of(origin.comparison)
+    numbers = {side: of_side(pair, side).digest.statistics for side in Side}
+    zero = [side.value for side, found in numbers.items() if found and found.zeros == pair.candidate.numel]
+    return (f"every element is zero in the {zero[0]}",) if len(zero) == 1 else ()
 
 
 @rule("wgrad.operand_value")

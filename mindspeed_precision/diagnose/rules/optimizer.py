@@ -9,7 +9,7 @@ from mindspeed_precision.diagnose.facts import Facts, fqns, names, pair_of
 from mindspeed_precision.diagnose.graph import Node
 from mindspeed_precision.diagnose.rules.layouts import unseen_sums, updates_unseen
 from mindspeed_precision.diagnose.rules.registry import rule
-from mindspeed_precision.diagnose.rules.unmoved import did_not_move
+from mindspeed_precision.diagnose.rules.unmoved import follows
 from mindspeed_precision.records import Finding, Origin, Phase, Role, Severity
 
 _KNOWN = {
@@ -29,6 +29,8 @@ def hyperparameters(facts: Facts) -> Iterable[Finding]:
     """Find numbers that the optimizer used differently: one finding per group with one change."""
     groups: dict[tuple[str, float | None, float | None], list[Origin]] = defaultdict(list)
     for origin in facts.origins_in(Phase.OPTIMIZER, Role.HYPERPARAMETER):
+        if follows(facts, origin.key):
+            continue
         pair = pair_of(origin.comparison)
         groups[origin.key.slot, pair.baseline.value, pair.candidate.value].append(origin)
     for (slot, one, two), origins in groups.items():
@@ -62,8 +64,7 @@ def _number(value: float | None) -> str:
 
 def _known(facts: Facts, origin: Origin, unseen: Sequence[Node]) -> bool:
     """Tell whether another rule has the cause: a parameter that did not move, or a sum that was misread."""
-    still = origin.key.role in (Role.PARAM, Role.MASTER_PARAM) and did_not_move(facts, origin.key)
-    return still or updates_unseen(origin.key, unseen)
+    return follows(facts, origin.key) or updates_unseen(origin.key, unseen)
 
 
 @rule("optimizer.grad_norm", "optimizer.clip", "optimizer.state", "optimizer.update")

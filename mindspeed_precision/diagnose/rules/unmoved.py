@@ -26,10 +26,21 @@ def parameters_unmoved(facts: Facts) -> Iterable[Finding]:
         yield _finding(facts, still, movements, Severity.WARNING)
 
 
-def did_not_move(facts: Facts, key: RecordKey) -> bool:
-    """Tell whether a divergent parameter is one that a run's optimizer left as it was: its cause is known."""
-    failed = (one for movement in facts.movements.values() for one in movement.failed)
-    return any((one.key.step, one.key.fqn) == (key.step, key.fqn) for one in failed)
+def follows(facts: Facts, key: RecordKey) -> bool:
+    """Tell whether a divergent record follows from a parameter that one run's optimizer left as it was.
+
+    That is the parameter and its state in that step, and the step counter in the steps after it.
+    """
+    failed = [one.key for movement in facts.movements.values() for one in movement.failed]
+    return any(_follows(key, unmoved) for unmoved in failed)
+
+
+def _follows(key: RecordKey, unmoved: RecordKey) -> bool:
+    if key.phase is not Phase.OPTIMIZER or key.fqn != unmoved.fqn:
+        return False
+    if key.role is Role.HYPERPARAMETER:
+        return key.slot == "step" and key.step > unmoved.step
+    return key.step == unmoved.step
 
 
 def _finding(
@@ -41,12 +52,12 @@ def _finding(
     first = min((one for members in found.values() for one in members), key=lambda one: one.key.step)
     where = "both runs" if len(found) == len(Side) else f"the {next(iter(found)).value}"
     certain = severity is Severity.ERROR
-    keys = {(one.key.step, one.key.fqn) for members in found.values() for one in members}
-    explained = [o.key for o in facts.origins if _is_parameter(o.key) and (o.key.step, o.key.fqn) in keys]
+    unmoved = [one.key for members in found.values() for one in members]
+    explained = [o.key for o in facts.origins if any(_follows(o.key, key) for key in unmoved)]
     return Finding(
         id="optimizer.parameters_unmoved",
         severity=severity,
-        confidence=0.95 if certain else 0.5,
+        confidence=0.98 if certain else 0.5,
         title=f"parameters did not move at lr > 0 in {where}: {names(_fqns(found))}",
         evidence=(
             f"first: {first.key.fqn} at step {first.key.step}, lr {first.lr:.6g}, "
@@ -68,10 +79,6 @@ def _finding(
         where=first.key,
         explains=tuple(explained),
     )
-
-
-def _is_parameter(key: RecordKey) -> bool:
-    return key.phase is Phase.OPTIMIZER and key.role in (Role.PARAM, Role.MASTER_PARAM)
 
 
 def _fqns(found: dict[Side, tuple[Unmoved, ...]]) -> list[str]:

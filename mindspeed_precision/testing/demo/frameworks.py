@@ -157,6 +157,21 @@ def interpreter(variable: str) -> Path:
 
 
 def megatron() -> Path | None:
-    """Return where megatron-core 0.12.1 lies for torch; None: what is importable anyway."""
+    """Return where megatron-core 0.12.1 lies for torch; None: what is importable anyway.
+
+    Raises:
+        PrecisionError: ``MSP_MCORE`` names a directory that does not hold it.
+    """
     trees = os.environ.get("MSP_MCORE")
-    return Path(trees) / MEGATRON if trees else None
+    if not trees:
+        return None
+    directory = Path(trees) / MEGATRON
+    if not (directory / "megatron" / "core").is_dir():
+        raise PrecisionError(
+            f"no megatron-core {MEGATRON}",
+            where="MSP_MCORE",
+            found=str(directory),
+            expected="a directory with the package megatron",
+            remedy="`make demo-mindspore` installs it and names it",
+        )
+    return directory

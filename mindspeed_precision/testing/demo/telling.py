@@ -23,13 +23,17 @@ def timed(what: str, work: Callable[[], _Result]) -> _Result:
     sys.stdout.write(f"  {what} … ")
     sys.stdout.flush()
     start = time.monotonic()
-    done = work()
+    try:
+        done = work()
+    except BaseException:
+        say("failed")
+        raise
     say(f"{time.monotonic() - start:.0f} s")
     return done
 
 
-def log_table(baseline: CompletedRun, candidate: CompletedRun) -> str:
-    """Return loss and grad norm of two runs as their logs print them, differences marked."""
+def log_table(baseline: CompletedRun, candidate: CompletedRun, *, mark: bool = True) -> str:
+    """Return loss and grad norm of two runs as their logs print them; marked where a digit differs."""
     lines = ["  step   loss baseline   loss candidate   grad norm baseline   grad norm candidate"]
     for one, two in zip(baseline.rows, candidate.rows, strict=True):
         marks = [
@@ -37,9 +41,9 @@ def log_table(baseline: CompletedRun, candidate: CompletedRun) -> str:
             for name, a, b in (("loss", one.loss, two.loss), ("norm", one.grad_norm, two.grad_norm))
             if a != b
         ]
-        mark = f"   ← {' and '.join(marks)}" if marks else ""
+        note = f"   ← {' and '.join(marks)}" if mark and marks else ""
         lines.append(
             f"  {one.iteration - 1:4d}   {one.loss:>13}   {two.loss:>14}   {one.grad_norm:>18}   "
-            f"{two.grad_norm:>19}{mark}"
+            f"{two.grad_norm:>19}{note}"
         )
     return "\n".join(lines)

@@ -8,6 +8,7 @@ import runpy
 import sys
 import traceback
 from pathlib import Path
+from typing import NoReturn
 
 from mindspeed_precision.errors import PrecisionError
 from mindspeed_precision.testing import mindtorch
@@ -22,14 +23,19 @@ def main(arguments: list[str]) -> None:
         left_out.append(arguments[1])
         arguments = arguments[2:]
     if not arguments or not Path(arguments[0]).is_file():
-        sys.exit(USAGE if not arguments else f"{arguments[0]}: no such script; {USAGE}")
+        _refuse(USAGE if not arguments else f"{arguments[0]}: no such script; {USAGE}")
     sys.path[0] = str(Path(arguments[0]).resolve().parent)  # where python itself would have put it
     try:
         mindtorch.install(except_pieces=left_out)
     except PrecisionError as error:
-        sys.exit(str(error))
+        _refuse(str(error))
     sys.argv = arguments
     leave(_status_of(arguments[0]))
+
+
+def _refuse(message: str) -> NoReturn:
+    sys.stderr.write(f"{message}\n")
+    sys.exit(2)
 
 
 def _status_of(script: str) -> int:

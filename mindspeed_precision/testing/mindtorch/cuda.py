@@ -29,9 +29,8 @@ PIECES = (
         mends=Mends.MEGATRON,
         changes=("torch.cuda.current_device", "._lazy_init", ".synchronize", ".empty_cache"),
         why="Megatron asks for the current device and synchronises it; it is the CPU, which MindSpore "
-        "refuses to "
-        "synchronise.",
-        error_without="ImportError: cannot import name '_lazy_init'",
+        "refuses to synchronise.",
+        error_without="ModuleNotFoundError: No module named 'mindtorch.cuda._lazy_init'",
         when="every run",
         apply=_present_a_device,
     ),

@@ -222,13 +222,10 @@ PIECES = (
         mends=Mends.MINDSPORE_CPU,
         changes=tuple(f"torch.distributed.{function.__name__}" for function in _FUNCTIONS),
         why="mindtorch's process groups are for Ascend. MindSpore CPU sums, gathers and broadcasts over "
-        "mccl; a "
-        "maximum is taken of what was gathered; a group of one, which would hang, is left alone. Ranks "
-        "are read "
-        "from RANK_ID and RANK_SIZE.",
-        error_without="RuntimeError: For 'init', the argument 'backend_name' must be one of; and a hang "
-        "in a group of "
-        "one",
+        "mccl; a maximum is taken of what was gathered; a group of one, which would hang, is left alone. "
+        "Ranks are read from RANK_ID and RANK_SIZE.",
+        error_without="RuntimeError: For 'init', the argument 'backend_name' must be one of; and a hang in "
+        "a group of one",
         when="every run",
         apply=_use_mindspore_collectives,
     ),

@@ -87,8 +87,7 @@ PIECES = (
         mends=Mends.MINDSPORE_CPU,
         changes=("mindspore.runtime.launch_blocking()",),
         why="Operations run behind Python's back otherwise: an error is raised by a later, unrelated "
-        "operation, "
-        "and on a busy machine a step takes ten times as long. The bits are the same.",
+        "operation, and on a busy machine a step takes ten times as long. The bits are the same.",
         error_without="none in a good run; a wrong place in every traceback",
         when="every run",
         apply=_launch_blocking,
@@ -99,9 +98,10 @@ PIECES = (
         mends=Mends.MINDTORCH,
         changes=("sys.meta_path", "sys.modules['torch']", "importlib.metadata"),
         why="import mindtorch puts a finder on sys.meta_path that answers import torch; torch itself may "
-        "not be "
-        "installed beside it. This piece is that import, after launch_blocking.",
-        error_without="ModuleNotFoundError: No module named 'torch'",
+        "not be installed beside it. This piece is that import, after launch_blocking; MindSpore's own "
+        "register_hook and contiguous are kept before mindtorch replaces them.",
+        error_without="AttributeError: type object 'Tensor' has no attribute "
+        "'_mindspeed_precision_native_contiguous'",
         when="every run",
         apply=_import_mindtorch,
     ),
@@ -110,8 +110,8 @@ PIECES = (
         mends=Mends.MINDTORCH,
         changes=tuple(f"torch.{name}" for name in INERT),
         why="megatron-core imports names from DTensor, FSDP, distributed checkpoints and the inductor. "
-        "mindtorch's "
-        "own copies of them do not import. Each is announced on stderr, and refuses to be used.",
+        "mindtorch's own copies of them do not import. Each is announced on stderr, and refuses to be "
+        "used.",
         error_without="AttributeError: module 'mindtorch.ops.aten' has no attribute 'all'",
         when="every run",
         apply=_provide_inert_modules,

@@ -162,8 +162,7 @@ PIECES = (
             *("Tensor.is_leaf", "Tensor.grad_fn", "Parameter.grad", "Parameter._grad_fn"),
         ),
         why="mindtorch sets class attributes over the state that MindSpore's tape keeps in the tensor: "
-        "requires_grad "
-        "and .grad never reach the tape, and .grad of a parameter is None for ever.",
+        "requires_grad and .grad never reach the tape, and .grad of a parameter is None for ever.",
         error_without="silent: every .grad stays None, and only weight decay moves the parameters",
         when="every run",
         apply=_uncover_state,
@@ -182,8 +181,7 @@ PIECES = (
         ),
         why="mindtorch's Tensor.backward returns without doing anything. These run MindSpore's tape.",
         error_without="ModuleNotFoundError: No module named 'mindtorch.autograd.Variable'; without that "
-        "silent: "
-        "backward does nothing",
+        "silent: backward does nothing",
         when="every run",
         apply=_run_the_native_tape,
     ),

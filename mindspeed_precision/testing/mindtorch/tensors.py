@@ -132,8 +132,7 @@ PIECES = (
         mends=Mends.MINDTORCH,
         changes=("Tensor._base",),
         why="mindtorch sets _base only on what was indexed; megatron-core asks every tensor for it, and "
-        "takes None "
-        "for 'no view'.",
+        "takes None for 'no view'.",
         error_without="AttributeError: 'Tensor' object has no attribute '_base'",
         when="every run",
         apply=_name_no_base,
@@ -152,8 +151,7 @@ PIECES = (
         mends=Mends.MINDTORCH,
         changes=("torch.baddbmm", "torch.ops.baddbmm"),
         why="mindtorch hands beta and alpha over in the wrong order: baddbmm(beta=0, alpha=a) returns a * "
-        "input. "
-        "Attention scores of the local implementation are computed with it.",
+        "input. Attention scores of the local implementation are computed with it.",
         error_without="silent: attention scores of an uninitialised buffer",
         when="every run",
         apply=_order_scales,
@@ -172,8 +170,7 @@ PIECES = (
         mends=Mends.MINDTORCH,
         changes=("Tensor.__float__",),
         why="float(tensor) rounds to five decimals. The norm by which gradients are clipped, and every "
-        "loss that is "
-        "logged, go through it.",
+        "loss that is logged, go through it.",
         error_without="silent: numbers are off by up to 5e-6",
         when="every run",
         apply=_keep_every_digit,
@@ -183,8 +180,7 @@ PIECES = (
         mends=Mends.MEGATRON,
         changes=("torch.device", "Tensor.device"),
         why="Megatron allocates and moves with 'cuda'; the device named so is the CPU here, and a tensor "
-        "that "
-        "MindSpore made itself says that it is there too.",
+        "that MindSpore made itself says that it is there too.",
         error_without="RuntimeError: Not found op",
         when="every run",
         apply=_always_on_cpu,

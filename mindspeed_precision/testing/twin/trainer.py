@@ -70,6 +70,7 @@ class TwinTrainer:
     def __init__(self, settings: TwinSettings) -> None:
         prepare_mindspore()
         mindspore.set_seed(settings.seed)
+        mindspore.manual_seed(settings.seed)  # the default generator: set_seed does not reach it in 2.7.1
         self.settings = settings
         self.step = 0
         self.forward_step: Callable[..., Any] = self._forward_step
