@@ -313,9 +313,14 @@ def _placement(plain: dict[str, Any], local: tuple[int, ...], where: str) -> Pla
     blocks = tuple(_integers(block, where) for block in plain["blocks"] if isinstance(block, list))
     size = shape[dim] if 0 <= dim < len(shape) else 0
     inside = all(len(b) == 2 and b[0] >= 0 and b[1] > 0 and sum(b) <= size for b in blocks)
+    ordered = sorted(blocks)
+    inside &= all(sum(one) <= two[0] for one, two in zip(ordered, ordered[1:], strict=False))
     placement = Placement(**{**plain, "shape": shape, "blocks": blocks})
     if len(blocks) != len(plain["blocks"]) or not inside or placement.local_shape != local:
-        found, expected = f"{plain['blocks']} of {list(shape)} along {dim}", f"blocks that make {list(local)}"
+        found, expected = (
+            f"{plain['blocks']} of {list(shape)} along {dim}",
+            f"disjoint blocks that make {list(local)}",
+        )
         raise DumpError("no placement of this parameter", where=where, found=found, expected=expected)
     return placement
 
