@@ -12,6 +12,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from itertools import pairwise
 from typing import Any
 
 from mindspeed_precision.dump.strict_json import check_keys, load_object
@@ -314,7 +315,7 @@ def _placement(plain: dict[str, Any], local: tuple[int, ...], where: str) -> Pla
     size = shape[dim] if 0 <= dim < len(shape) else 0
     inside = all(len(b) == 2 and b[0] >= 0 and b[1] > 0 and sum(b) <= size for b in blocks)
     ordered = sorted(blocks)
-    inside &= all(sum(one) <= two[0] for one, two in zip(ordered, ordered[1:], strict=False))
+    inside &= all(sum(one) <= two[0] for one, two in pairwise(ordered))
     placement = Placement(**{**plain, "shape": shape, "blocks": blocks})
     if len(blocks) != len(plain["blocks"]) or not inside or placement.local_shape != local:
         found, expected = (
