@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from mindspeed_precision.backends.detect import TORCH, capture_backend, loaded_framework
+from mindspeed_precision.backends.detect import TORCH, capture_backend, loaded_framework, observing
 from mindspeed_precision.backends.npu import npu_module
 from mindspeed_precision.config import Settings, load_settings
 from mindspeed_precision.errors import ConfigError, PatchError
@@ -76,6 +76,7 @@ class Session:
         return None if self._recording is None else self._recording.context
 
     def __enter__(self) -> Session:
+        self._stack.enter_context(observing(self._model))
         try:
             self._pin()
             self._install_patches()

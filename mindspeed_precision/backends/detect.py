@@ -9,7 +9,8 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import cast
 
 from mindspeed_precision.backends.capture_base import CaptureBackend
@@ -24,11 +25,36 @@ _CAPTURE = {
 }
 
 
+_asked: list[str] = []
+"""The framework of the model that is observed, where the process has two."""
+
+
+@contextmanager
+def observing(model: object) -> Iterator[None]:
+    """Take ``model`` (or a list of chunks) as the answer, where a program has both torch and MindSpore.
+
+    A native MindSpore program may import torch to read data or to convert a checkpoint.
+    """
+    first = model[0] if isinstance(model, (list, tuple)) and model else model
+    cell = getattr(getattr(sys.modules.get("mindspore"), "nn", None), "Cell", None)
+    native = isinstance(cell, type) and isinstance(first, cell)
+    if not native:
+        yield
+        return
+    _asked.append(MINDSPORE)
+    try:
+        yield
+    finally:
+        _asked.remove(MINDSPORE)
+
+
 def loaded_framework() -> str | None:
     """Return ``TORCH``, ``TORCH_ON_MINDSPORE`` or ``MINDSPORE``, by what this process has loaded; or None.
 
-    ``torch`` is MindSpore underneath when its tensors are MindSpore's.
+    ``torch`` is MindSpore underneath when its tensors are MindSpore's. Inside `observing` the model decides.
     """
+    if _asked:
+        return _asked[-1]
     torch, mindspore = sys.modules.get("torch"), sys.modules.get("mindspore")
     if torch is not None:
         native = getattr(mindspore, "Tensor", None)

@@ -11,7 +11,7 @@ from typing import Any
 from mindspeed_precision.backends.detect import TORCH, loaded_framework
 from mindspeed_precision.config import DeterminismSettings
 from mindspeed_precision.determinism import progress
-from mindspeed_precision.determinism.algorithms import Change, pin_algorithms, reassert, snapshot
+from mindspeed_precision.determinism.algorithms import Change, pin_algorithms, reassert, snapshot, wanted
 from mindspeed_precision.determinism.dropout import zero_dropout, zero_dropout_arguments
 from mindspeed_precision.determinism.environment import Outcome, Status, pin_environment, recorded_environment
 from mindspeed_precision.determinism.seeds import check_seed, seed_everything
@@ -80,11 +80,16 @@ def pin(settings: DeterminismSettings, *, device: str) -> DeterminismReport:
             where="determinism",
             remedy=f"{_remedy(late, device)}, or accept it with determinism.strict=false",
         )
+    switches = pin_algorithms(settings)
+    refused = [name for name, value in wanted(settings).items() if switches.get(name, value) != value]
     return DeterminismReport(
         outcomes=outcomes,
-        switches=pin_algorithms(settings),
+        switches=switches,
         seeded=seed_everything(settings.seed) if settings.reseed else (),
-        findings=tuple(_late_finding(outcome, device) for outcome in late),
+        findings=(
+            *(_late_finding(outcome, device) for outcome in late),
+            *(_refused_finding(name, switches[name]) for name in refused),
+        ),
     )
 
 
@@ -116,6 +121,17 @@ def _late_finding(outcome: Outcome, device: str) -> Finding:
         title=f"{outcome.name} could not be pinned any more",
         evidence=(f"{outcome.name} {outcome.message}",),
         remedy=_remedy([outcome], device),
+    )
+
+
+def _refused_finding(name: str, found: Any) -> Finding:
+    return Finding(
+        id="determinism.too_late",
+        severity=Severity.WARNING,
+        confidence=1.0,
+        title=f"{name} could not be pinned any more",
+        evidence=(f"{name} is {found!r}, and the framework lets it be set once per process",),
+        remedy="let the program leave it alone",
     )
 
 

@@ -140,13 +140,7 @@ def pin_algorithms(settings: DeterminismSettings) -> dict[str, Any]:
     framework, switches = _switches()
     if not switches:
         return {}
-    pinned = {
-        "deterministic_algorithms": True,
-        "deterministic_warn_only": False,
-        "fill_uninitialized_memory": settings.fill_uninitialized_memory,
-        "cudnn_deterministic": True,
-        "cudnn_benchmark": False,
-    }
+    pinned = wanted(settings)
     with witness.looking_away():
         for switch in switches:
             if switch.name in pinned and switch.read(framework) != pinned[switch.name]:
@@ -155,6 +149,17 @@ def pin_algorithms(settings: DeterminismSettings) -> dict[str, Any]:
             framework.runtime.launch_blocking()
     witness.forget()
     return snapshot()
+
+
+def wanted(settings: DeterminismSettings) -> dict[str, Any]:
+    """Return what each pinned switch is to be, by its name."""
+    return {
+        "deterministic_algorithms": True,
+        "deterministic_warn_only": False,
+        "fill_uninitialized_memory": settings.fill_uninitialized_memory,
+        "cudnn_deterministic": True,
+        "cudnn_benchmark": False,
+    }
 
 
 def _turn(switch: Switch, framework: Any, value: Any, *, strict: bool) -> None:

@@ -22,6 +22,11 @@ def first_difference(rows: Sequence[StepScalars], quantity: str) -> int | None:
     return None
 
 
+def tolerated(rows: Sequence[StepScalars], quantity: str) -> bool:
+    """Tell whether ``loss`` or ``grad_norm`` differs anywhere by no more than the policy allows."""
+    return any(quantity in row.tolerated and _differ(*_values(row, quantity)) for row in rows)
+
+
 def same(rows: Sequence[StepScalars]) -> bool:
     """Tell whether every loss and grad norm is the same number in both runs."""
     return not any(_differ(*_values(row, name)) for row in rows for name in ("loss", "grad_norm"))

@@ -18,7 +18,7 @@ from mindspeed_precision.records import (
     Side,
     Verdict,
 )
-from mindspeed_precision.report.loss_table import first_difference, recorded
+from mindspeed_precision.report.loss_table import first_difference, recorded, tolerated
 
 _PHASES = {
     Phase.INIT: "in the initial parameters",
@@ -36,6 +36,9 @@ _ROLES = {Role.WGRAD: "wgrad (dW)", Role.BGRAD: "bgrad (gradient of the bias)", 
 _WRONG, _TIMES = 1e-2, 100
 """An operation this far from float64, and this many times further than the other side's, is no rounding."""
 _SHORT_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+
+_TELLING_ULP = 1 << 20
+"""From here on a distance in units in the last place says only that the numbers are others."""
 
 _WIDEST_RECIPE = 45
 """Up to here recipes stand in a column beside what they give; longer ones stand above it."""
@@ -88,7 +91,8 @@ def scalars_sentence(diagnosis: Diagnosis) -> str:
     never = [text for text, step in since.items() if step is None]
     if never:
         word = "neither differs" if len(never) == len(names) else f"the {never[0]} never differs"
-        later.append(f"{word} in the compared steps")
+        beyond = any(tolerated(diagnosis.scalars, known[text]) for text in never)
+        later.append(f"{word}{' beyond the tolerance' if beyond else ''} in the compared steps")
     sentence = "; ".join(filter(None, (still, ", ".join(later))))
     return f"{sentence[:1].upper()}{sentence[1:]}."
 
@@ -143,13 +147,14 @@ def _estimated(metrics: Mapping[str, float | int | bool]) -> str:
 def _element_difference(metrics: object, dtype: str) -> str:
     assert isinstance(metrics, dict)
     text = f"{_grouped(metrics['mismatched'])} of {_grouped(metrics['elements'])} elements differ"
-    if "max_ulp" in metrics:
+    if metrics.get("max_ulp", _TELLING_ULP) < _TELLING_ULP:
         text += f", by at most {_grouped(metrics['max_ulp'])} {_SHORT_DTYPES.get(dtype, dtype)} ulp"
     text += f"; relative {metrics['rel_frobenius']:.1e}" if "rel_frobenius" in metrics else ""
     worst, whole = metrics.get("worst_rows_rel_err", 0.0), metrics.get("rel_frobenius", 0.0)
     if worst > 10 * whole > 0:
-        last = metrics["worst_rows_first"] + metrics["worst_rows_count"] - 1
-        text += f", but {worst:.1e} in rows {metrics['worst_rows_first']} to {last}"
+        first, count = metrics["worst_rows_first"], metrics["worst_rows_count"]
+        rows = f"row {first}" if count == 1 else f"rows {first} to {first + count - 1}"
+        text += f", but {worst:.1e} in {rows}"
     return text
 
 

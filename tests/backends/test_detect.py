@@ -86,3 +86,14 @@ def test_torch_was_asked_for_and_mindspore_computes(loaded):
 def test_what_agrees_is_let_through(loaded, modules, words):
     loaded(**modules)
     detect.check_requested(words)
+
+
+def test_where_both_are_loaded_the_model_decides(loaded):
+    loaded(torch=object, mindspore=NativeTensor)
+    cell = type("Cell", (), {})
+    detect.sys.modules["mindspore"].nn = SimpleNamespace(Cell=cell)
+    with detect.observing([cell()]):
+        assert detect.loaded_framework() == detect.MINDSPORE
+    with detect.observing(object()):
+        assert detect.loaded_framework() == detect.TORCH
+    assert detect.loaded_framework() == detect.TORCH

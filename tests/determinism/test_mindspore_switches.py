@@ -59,6 +59,12 @@ def test_a_switch_that_the_program_has_set_is_one_clear_error():
     assert "deterministic_algorithms cannot be set any more" in found
     assert "determinism.strict=false" in found
     assert told(REFUSED.format(strict=False)) == {"deterministic_algorithms": False}
+    reported = """
+mindspore.set_deterministic(False)
+found = pin(settings(strict=False), device="cpu").findings
+print(json.dumps([one.title for one in found if "deterministic" in one.title]))
+"""
+    assert told(reported) == ["deterministic_algorithms could not be pinned any more"]
 
 
 def test_a_seed_reaches_every_generator():

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from mindspeed_precision.records import StepScalars
-from mindspeed_precision.report.loss_table import first_difference, loss_table
+from mindspeed_precision.report.loss_table import first_difference, loss_table, same, tolerated
 
 
 def rows(*values):
@@ -57,3 +58,16 @@ def test_a_long_table_keeps_what_matters():
     assert any(line.split()[0] == "50" and "←" in line for line in table)
     assert "…" in table
     assert table[-1].split()[0] == "99"
+
+
+def test_a_difference_that_the_policy_allows_is_shown_and_not_marked():
+    allowed = replace(rows((5.572358, 5.572356, 3.66, 3.67))[0], tolerated=("loss",))
+    assert first_difference([allowed], "loss") is None
+    assert first_difference([allowed], "grad_norm") == 0
+    assert tolerated([allowed], "loss")
+    assert not tolerated([allowed], "grad_norm")
+    assert not same([allowed])
+    line = loss_table([allowed])[1]
+    assert line.endswith("← grad norm differs")
+    assert "5.572358" in line
+    assert "5.572356" in line
