@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,7 +78,8 @@ class Context:
             difference of an element whose gradient was noise (of any element, where that is not known),
             divided by twice that sum. ``noise_elements`` counts them. With sketches instead of elements,
             ``sketch_update_share``: the largest value that the first can have, and ``sketch_update_ratio``:
-            the smallest that the second can have, since a root mean square is not above the largest.
+            the smallest that the second can have, since a root mean square is not above the largest. Where no
+            element can be noise, also ``sketch_update_least``: the smallest value that the first can have.
         """
         if pair.key.phase is not Phase.OPTIMIZER or pair.key.role not in (Role.PARAM, Role.MASTER_PARAM):
             return {}
@@ -90,28 +92,25 @@ class Context:
         noise = self.cancellation.noise_since_start(pair, below)
         elements = self.cancellation.elements(pair)
         if elements is None:
-            return self._norm_update(pair, distance, rounding, noise)
+            whole = noise is not None and bool(noise.all())
+            clear = not whole and not fnmatchcase(pair.key.fqn, rule.cancels_in_part)
+            return self._norm_update(pair, distance, rounding, whole) | self._sketch_update(
+                pair, distance, rounding, clear
+            )
         return self._element_update(elements, distance, rounding, noise)
 
-    def _norm_update(
-        self, pair: Pair, distance: float, rounding: float, noise: NDArray[np.bool_] | None
-    ) -> Metrics:
+    def _norm_update(self, pair: Pair, distance: float, rounding: float, whole: bool) -> Metrics:
         one, two = pair.baseline.digest.statistics, pair.candidate.digest.statistics
         if one is None or two is None:
             return {}
         moved = max(abs(two.l2_norm - one.l2_norm) - rounding * one.l2_norm, 0.0)
-        whole = noise is not None and bool(noise.all())
         metrics: Metrics = {"noise_elements": pair.candidate.numel} if whole else {}
         room = distance * math.sqrt(pair.candidate.numel)
         # a tensor that is noise as a whole may move both ways as far as the optimizer can
         room *= 4 * self.reach.amplification if whole else 1.0
-        return (
-            metrics
-            | {"norm_update_share": share(moved, room)}
-            | self._sketch_update(pair, distance, rounding)
-        )
+        return metrics | {"norm_update_share": share(moved, room)}
 
-    def _sketch_update(self, pair: Pair, distance: float, rounding: float) -> Metrics:
+    def _sketch_update(self, pair: Pair, distance: float, rounding: float, clear: bool) -> Metrics:
         found, size = estimate(pair.baseline, pair.candidate), pair.baseline.digest.statistics
         if found is None or size is None:
             return {}
@@ -119,7 +118,7 @@ class Context:
         low, high = (max(end - rounding, 0.0) * size.l2_norm for end in (found.low, found.high))
         metrics: Metrics = {"sketch_update_share": share(high, room)}
         metrics["sketch_update_ratio"] = share(low, 2 * self.reach.amplification * room)
-        return metrics
+        return metrics | ({"sketch_update_least": share(low, room)} if clear else {})
 
     def _element_update(
         self, elements: Elements, distance: float, rounding: float, noise: NDArray[np.bool_] | None

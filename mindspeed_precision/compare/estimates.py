@@ -119,8 +119,12 @@ def sketch_metrics(baseline: TensorRecord, candidate: TensorRecord) -> Metrics:
 
 _LOW = {"rel_frobenius": "sketch_low", "noise_update_ratio": "sketch_update_ratio"}
 _HIGH = {"rel_frobenius": "sketch_high", "update_share": "sketch_update_share"}
-BOUNDED = {sketched: metric for ends in (_LOW, _HIGH) for metric, sketched in ends.items()}
-"""Estimated ends, with the metric of elements that they are ends of."""
+BOUNDED = {sketched: metric for ends in (_LOW, _HIGH) for metric, sketched in ends.items()} | {
+    "sketch_update_least": "update_share"
+}
+"""Estimated ends, with the metric of elements that they are ends of.
+
+Since an estimate sets no noise aside, ``sketch_update_least`` has a bound of its own."""
 
 
 def sketch_limit(limits: Iterable[Limit], metrics: Mapping[str, float | int | bool]) -> Limit | None:

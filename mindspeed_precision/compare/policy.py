@@ -73,10 +73,13 @@ class RecordRule:
         every: all limits must hold (and be known); else the first one that is known decides.
         limits: the bounds.
         without_elements: bounds of which all must hold where no elements were kept; none: ``limits`` decide.
+            Those on an end of an estimate hold where sketches give one.
         cancels_below: a gradient smaller than this times the magnitude of what was summed is noise; 0: none.
         cancels_growth: added to it times the reach, where the sign of a gradient decides (parameters).
         max_gain_change: largest relative change of what the reduction multiplies a gradient by, where
             nothing is summed in it (``compare.gain``); 0: not looked at.
+        cancels_in_part: shell pattern of parameters whose gradient may be noise in some elements, which
+            without elements nothing shows.
     """
 
     dtype: str = "*"
@@ -89,6 +92,7 @@ class RecordRule:
     cancels_below: float = 0.0
     cancels_growth: float = 0.0
     max_gain_change: float = 0.0
+    cancels_in_part: str = ""
 
     def applies(self, key: RecordKey, dtype: str, model: str) -> bool:
         """Tell whether the rule speaks of a record."""
@@ -162,6 +166,7 @@ class _Rule:
     cancels_below: float = 0.0
     cancels_growth: float = 0.0
     max_gain_change: float = 0.0
+    cancels_in_part: str = ""
 
 
 @dataclass

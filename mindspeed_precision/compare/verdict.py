@@ -176,7 +176,12 @@ def limits_for(
     limits = tuple(limit.after(reach) for limit in rule.limits)
     if all(limit.metric in metrics for limit in limits):
         return limits
-    without = tuple(limit.after(reach) for limit in rule.without_elements) or limits
+    without = tuple(
+        limit.after(reach)
+        for limit in rule.without_elements
+        if limit.metric not in BOUNDED or limit.metric in metrics
+    )
+    without = without or limits
     estimated = sketch_limit(limits, metrics)
     if estimated is None:
         return without
@@ -219,3 +224,11 @@ def order_unseen(comparison: Comparison) -> bool:
         return False
     known = [side.digest.statistics for side in (pair.baseline, pair.candidate)]
     return any(one is not None and one.l2_norm for one in known)  # zeros of different signs have no order
+
+
+def direction_unseen(comparison: Comparison) -> bool:
+    """Tell whether an updated parameter was let pass by its norm, which says little of where it moved."""
+    metrics = comparison.metrics
+    seen = {"sketch_update_least", "update_share", "noise_elements"} & metrics.keys()
+    by_norm = "norm_update_share" in metrics and "norm_update_share" in comparison.reason
+    return comparison.verdict is Verdict.WITHIN_TOLERANCE and by_norm and not seen

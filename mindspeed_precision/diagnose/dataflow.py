@@ -114,6 +114,20 @@ class Rule:
 
 
 _GRADIENTS = (Role.WGRAD, Role.BGRAD)
+PARAMETERS = (Role.PARAM, Role.MASTER_PARAM)
+"""The roles of a parameter."""
+
+UPDATED_FROM = (
+    *_GRADIENTS,
+    Role.MAIN_GRAD,
+    Role.REDUCED_GRAD,
+    Role.HYPERPARAMETER,
+    Role.EXP_AVG,
+    Role.EXP_AVG_SQ,
+    *PARAMETERS,
+)
+"""The roles of what an update makes of a parameter, and makes it from, under the parameter's name."""
+
 _TENSORS = (Role.INPUT, Role.OUTPUT)
 _FLOW = (Role.GRAD_OUTPUT, Role.GRAD_INPUT)
 

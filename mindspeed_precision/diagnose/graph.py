@@ -5,9 +5,20 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 
-from mindspeed_precision.diagnose.dataflow import Names, Rule, Source, When, Where, rule_for
+from mindspeed_precision.compare.verdict import direction_unseen
+from mindspeed_precision.diagnose.dataflow import (
+    PARAMETERS,
+    UPDATED_FROM,
+    Names,
+    Rule,
+    Source,
+    When,
+    Where,
+    rule_for,
+)
 from mindspeed_precision.records import (
     NO_MICROBATCH,
     Comparison,
@@ -179,7 +190,7 @@ class Graph:
         for source in sources:
             found = next(self._resolve(node, source, self.divergent), None)
             if found is None and source.when is When.STATE:
-                found = self._across_gap(node, source)
+                found = self._across_gap(node, source) or self._carried(node, source)
             if found is not None:
                 return found
         return None
@@ -294,6 +305,32 @@ class Graph:
                 if found is not None:
                     return found
         return None
+
+    def _carried(self, node: Node, source: Source) -> Node | None:
+        """Explain a parameter that was tolerated by what went wrong in the updates that made it.
+
+        What is tolerated in a parameter can be too much for what is computed from it. Equal bits carry
+        nothing. Where a norm alone spoke for it, a wrong update of another parameter by the same optimizer
+        counts too.
+        """
+        for state in self._resolve(node, source, self.all):
+            if state.key.role not in PARAMETERS or state.comparison.verdict is Verdict.IDENTICAL:
+                continue
+            names = sorted(self._names(state.key.fqn, Names.SAME) or ())
+            histories = [self.divergent.history(role, name) for role in UPDATED_FROM for name in names]
+            if direction_unseen(state.comparison):
+                histories.append(self._wrong_updates)
+            found = next((n for n in chain(*histories) if n.key.step <= state.key.step), None)
+            if found is not None:
+                return found
+        return None
+
+    @cached_property
+    def _wrong_updates(self) -> list[Node]:
+        """The parameters that an update made wrong from what agrees."""
+        updates = [n for n in self.divergent.nodes if n.key.phase is Phase.OPTIMIZER]
+        made = [n for n in updates if n.key.role in PARAMETERS]
+        return [n for n in made if not any(found.diverges for found in self.consumed(n))]
 
     def _shared_gemm(self, node: Node) -> Node | None:
         """Find a divergent dW of a module that uses another module's weight (a tied output layer)."""

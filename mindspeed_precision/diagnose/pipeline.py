@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from mindspeed_precision.align.match import Alignment
 from mindspeed_precision.compare import Policy, compare_pair, make_context
 from mindspeed_precision.compare.cancellation import GRADIENT_ROLES
-from mindspeed_precision.compare.verdict import CANCELS, order_unseen
+from mindspeed_precision.compare.verdict import CANCELS, direction_unseen, order_unseen
 from mindspeed_precision.diagnose.coverage import coverage_of
 from mindspeed_precision.diagnose.divergence import find_origins
 from mindspeed_precision.diagnose.facts import Facts, trained_names
@@ -182,6 +182,13 @@ def _comparison_notes(comparisons: Sequence[Comparison]) -> list[str]:
         notes.append(
             f"{count} judged by norm, minimum and maximum alone, which a permutation does not change (first "
             f"{unseen[0].key.describe()}): record both runs with capture.level=sketch or tensor"
+        )
+    blind = [c for c in comparisons if direction_unseen(c)]
+    if blind:
+        level = "tensor" if any("sketch_low" in c.metrics for c in blind) else "sketch or tensor"
+        notes.append(
+            f"judged after an update by the norm alone, which hardly shows a wrong direction: "
+            f"{listed(c.key.fqn for c in blind)}: record both runs with capture.level={level}"
         )
     return notes
 

@@ -6,6 +6,8 @@ permutation shows in an unordered fingerprint.
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
+
 import numpy as np
 import pytest
 
@@ -14,7 +16,7 @@ from mindspeed_precision.flow import compare_runs
 from mindspeed_precision.records import Level, Verdict
 from mindspeed_precision.report.console import render
 from mindspeed_precision.report.verdict_json import verdict_text
-from mindspeed_precision.testing.fake_runs import LINEAR, plant, rounded, scaled, write_fake_run
+from mindspeed_precision.testing.fake_runs import EMBEDDING, LINEAR, plant, rounded, scaled, write_fake_run
 
 WEIGHT = f"{LINEAR}.weight"
 NOTE = "judged by norm, minimum and maximum alone, which a permutation does not change"
@@ -110,7 +112,84 @@ def test_a_permuted_parameter_after_an_update(level, verdict, tmp_path):
     assert diagnosis.status is verdict, render(diagnosis)
     assert bool(notes(diagnosis)) == (level is Level.STATISTICS)
     if verdict is Verdict.DIVERGED:
-        assert "noise_update_ratio at least" in diagnosis.first_divergence.comparison.reason
+        assert "update_share at least" in diagnosis.first_divergence.comparison.reason
+
+
+# Parameters after an update, whose elements were not kept.
+
+BIAS = f"{LINEAR}.bias"
+EVERY_MATRIX = "*.weight"
+EVERY_SECOND = np.float32([-1, 1] * 4)
+
+
+def wrong_sign(fqn, share=1):
+    """Return a fault that moves parameters in the other direction, by ``share`` of what they should."""
+    start = {}
+
+    def keep(name):
+        def value(array):
+            start[name] = array.copy()
+            return array
+
+        return value
+
+    def away(name):
+        return lambda array: start[name] - share * (array - start[name])
+
+    names = [n for n in (f"{EMBEDDING}.weight", WEIGHT, BIAS) if fnmatchcase(n, fqn)]
+    kept = [plant(phase="init", fqn=name, value=keep(name)) for name in names]
+    moved = [plant(phase="optimizer", role="param", fqn=name, value=away(name)) for name in names]
+    return [*kept, *moved]
+
+
+def blind(diagnosis):
+    return [note for note in diagnosis.notes if "by the norm alone" in note]
+
+
+@pytest.mark.parametrize("level", [Level.SKETCH, Level.TENSOR])
+def test_an_update_of_the_wrong_sign(level, tmp_path):
+    diagnosis = pair(tmp_path, *wrong_sign(EVERY_MATRIX), level=level)
+    assert [origin.key.fqn for origin in diagnosis.origins] == [f"{EMBEDDING}.weight", WEIGHT]
+    assert {origin.key.role.value for origin in diagnosis.origins} == {"param"}
+    assert [finding.id for finding in diagnosis.findings] == ["optimizer.update"]
+    assert not blind(diagnosis)
+    if level is Level.SKETCH:
+        reason = diagnosis.first_divergence.comparison.reason
+        assert "update_share at least" in reason
+        assert reason.endswith("(estimated), allowed is update_share <= 0.2")
+
+
+def test_statistics_let_it_pass_and_say_so(tmp_path):
+    diagnosis = pair(tmp_path, *wrong_sign(EVERY_MATRIX), level=Level.STATISTICS)
+    assert diagnosis.status is Verdict.WITHIN_TOLERANCE, render(diagnosis)
+    (note,) = blind(diagnosis)
+    assert f"{EMBEDDING}.weight" in note
+    assert note.endswith("capture.level=sketch or tensor")
+
+
+@pytest.mark.parametrize(
+    ("level", "policy"), [(Level.SKETCH, "cross_framework"), (Level.STATISTICS, "exact")]
+)
+def test_where_no_norm_decides_there_is_no_such_note(level, policy, tmp_path):
+    diagnosis = pair(tmp_path, level=level, policy=policy)
+    assert not blind(diagnosis)
+
+
+def test_healthy_updates_are_far_below_the_bound_on_a_sketch(tmp_path):
+    diagnosis = pair(tmp_path, level=Level.SKETCH)
+    least = [
+        c.metrics["sketch_update_least"] for c in diagnosis.comparisons if "sketch_update_least" in c.metrics
+    ]
+    assert len(least) >= 3
+    assert max(least) < 0.2 / 50
+
+
+def test_a_bias_may_be_noise_in_part_which_sketches_do_not_show(tmp_path):
+    diagnosis = pair(tmp_path, *wrong_sign(BIAS, share=EVERY_SECOND), level=Level.SKETCH)
+    (bias,) = (c for c in diagnosis.comparisons if c.key.fqn == BIAS and "norm_update_share" in c.metrics)
+    assert "sketch_update_least" not in bias.metrics
+    assert "norm_update_share" in bias.reason
+    assert [note.endswith("capture.level=tensor") for note in blind(diagnosis)] == [True]
 
 
 @pytest.mark.parametrize("size", [1.5, 1.0003])
