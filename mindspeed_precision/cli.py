@@ -32,7 +32,7 @@ def build_parser() -> argparse.ArgumentParser:
     compare.add_argument(
         "--policy",
         help="what counts as aligned: a name or a YAML file (exact; cross_framework for runs of different "
-        "frameworks)",
+        "frameworks, cross_layout for different parallel layouts)",
     )
     compare.add_argument(
         "--mapping",

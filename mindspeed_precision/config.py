@@ -132,6 +132,7 @@ class Settings:
     ranks: NumberSet
     capture: CaptureSettings
     determinism: DeterminismSettings
+    init_from: str
     remedies: tuple[str, ...]
     patches: PatchSettings
     source: dict[str, Any] = field(compare=False, repr=False)
@@ -180,6 +181,7 @@ class _Schema:
     ranks: str = ""
     capture: _Capture = field(default_factory=_Capture)
     determinism: _Determinism = field(default_factory=_Determinism)
+    init_from: str = ""
     remedies: list[str] = field(default_factory=list)
     patches: _Patches = field(default_factory=_Patches)
 
@@ -329,6 +331,7 @@ def _freeze(plain: dict[str, Any]) -> Settings:
         ranks=NumberSet.parse(plain["ranks"], where="ranks"),
         capture=CaptureSettings(level=level, rules=rules, **capture),
         determinism=DeterminismSettings(**plain["determinism"]),
+        init_from=plain["init_from"],
         remedies=tuple(plain["remedies"]),
         patches=PatchSettings(
             search_path=tuple(plain["patches"]["search_path"]),

@@ -26,7 +26,8 @@ def compare_runs(
         baseline: run directory, or a run that was loaded; the one to agree with.
         candidate: the same, of the run that is examined.
         policy: what counts as aligned; a name (``exact``), a YAML file, or a loaded policy. None: ``exact``
-            for two runs of one framework, ``cross_framework`` for runs of different ones.
+            for two runs of one framework and one parallel layout, ``cross_framework`` for runs of different
+            frameworks, ``cross_layout`` for runs of one framework and different layouts.
         mapping: mapping files for what the runs name differently, or loaded ones; applied in order.
         replay: recompute a divergent dW from its captured operands, where torch is installed.
 
@@ -41,10 +42,10 @@ def compare_runs(
     maps = [one if isinstance(one, Mapping) else load_mapping(one) for one in mapping]
     one = baseline if isinstance(baseline, Run) else load_run(baseline)
     two = candidate if isinstance(candidate, Run) else load_run(candidate)
-    if policy is None:
-        policy = default_policy(one.framework, two.framework)
-    chosen = policy if isinstance(policy, Policy) else load_policy(policy)
+    chosen = load_policy(policy) if isinstance(policy, str) else policy
     aligned = align(one, two, maps)
+    if chosen is None:
+        chosen = default_policy(one.framework, two.framework, aligned.layouts)
     facts = gather_facts(aligned.baseline, aligned.candidate, aligned, policy=chosen)
     findings = find_causes(facts)
     if replay:

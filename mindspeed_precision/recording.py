@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from mindspeed_precision.capture.configuration import (
 from mindspeed_precision.capture.context import CaptureContext, activated
 from mindspeed_precision.capture.names import Names, canonical_names
 from mindspeed_precision.capture.optimizer import observe_grad_norm, observe_parameters
+from mindspeed_precision.capture.placement import placements
 from mindspeed_precision.config import Settings
 from mindspeed_precision.dump.format import SCHEMA, Problem
 from mindspeed_precision.dump.writer import RankWriter, create_run, update_manifest
@@ -31,6 +32,7 @@ from mindspeed_precision.records import (
     Finding,
     ParameterDeclaration,
     Phase,
+    Placement,
     RankCoordinates,
     Severity,
 )
@@ -91,9 +93,12 @@ class Recording:
         if coordinates.rank not in settings.ranks:
             return None
         writer = RankWriter(settings.out, coordinates=coordinates)
-        writer.declare_parameters(_declarations(backend, names))
+        placed = placements(backend, names, coordinates)
+        writer.declare_parameters(_declarations(backend, names, placed))
         recorder = Recorder(backend=backend, writer=writer, settings=settings)
-        context = CaptureContext(backend=backend, names=names, recorder=recorder, settings=settings.capture)
+        context = CaptureContext(
+            backend=backend, names=names, recorder=recorder, settings=settings.capture, placements=placed
+        )
         recording = cls(context=context, writer=writer, settings=settings, rank=coordinates.rank)
         recording._kept = capture.attach(context, chunks, optimizer)
         recording._activation.__enter__()
@@ -234,13 +239,16 @@ def _finding(finding: Finding) -> dict[str, Any]:
     return plain_finding
 
 
-def _declarations(backend: CaptureBackend, names: Names) -> list[ParameterDeclaration]:
+def _declarations(
+    backend: CaptureBackend, names: Names, placed: Mapping[str, Placement | None]
+) -> list[ParameterDeclaration]:
     return [
         ParameterDeclaration(
             fqn=fqn,
             shape=tuple(parameter.shape),
             dtype=backend.dtype(parameter),
             trainable=backend.requires_grad(parameter),
+            placement=placed.get(fqn),
         )
         for fqn, parameter in names.parameters
     ]

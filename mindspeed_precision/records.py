@@ -10,6 +10,7 @@ Every type is frozen and keyword-only, and none of them imports a framework.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -198,6 +199,65 @@ class Digest:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Placement:
+    """Where the tensor that a rank holds of a parameter sits in the canonical, unsharded one.
+
+    Attributes:
+        shape: canonical shape.
+        dim: the dimension along which it is split.
+        blocks: ``(offset, length)`` along ``dim``, in the order in which the rank holds them; several where
+            shards interleave (a gated MLP: each rank has a block of the gate and one of the other half).
+        partial: over which group a gradient is a sum before it is reduced, beside the data-parallel one, in
+            words; empty for none.
+        copy_of: name of the parameter of another pipeline stage that it is a copy of, kept equal; or empty.
+    """
+
+    shape: tuple[int, ...]
+    dim: int = 0
+    blocks: tuple[tuple[int, int], ...] = ()
+    partial: str = ""
+    copy_of: str = ""
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is the canonical tensor itself."""
+        return not self.blocks or self.blocks == ((0, self.shape[self.dim]),)
+
+    @property
+    def local_shape(self) -> tuple[int, ...]:
+        """Shape of what the rank holds."""
+        if not self.blocks:
+            return self.shape
+        length = sum(length for _, length in self.blocks)
+        return (*self.shape[: self.dim], length, *self.shape[self.dim + 1 :])
+
+    @property
+    def local_numel(self) -> int:
+        """Number of elements that the rank holds."""
+        return math.prod(self.local_shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Which elements of a canonical tensor a tensor holds.
+
+    Attributes:
+        placement: of the parameter on this rank.
+        start: first element, in C order, of what the rank holds.
+        stop: one beyond the last; the ranges of a distributed optimizer are shorter than what the rank holds.
+    """
+
+    placement: Placement
+    start: int
+    stop: int
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is the canonical tensor itself."""
+        return self.placement.whole and (self.start, self.stop) == (0, self.placement.local_numel)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Observation:
     """A live tensor, as capture hands it to record. Only valid during the call.
 
@@ -206,11 +266,13 @@ class Observation:
         tensor: the framework's tensor; never kept by reference after the call returns.
         note: how the tensor came about, where it is not simply what the role says
             (``difference of main_grad``: dW of a fused GEMM).
+        part: which elements of a parameter-like canonical tensor it is; None: it is numbered by itself.
     """
 
     key: RecordKey
     tensor: Any
     note: str = ""
+    part: Part | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,6 +288,10 @@ class TensorRecord:
         digest: fingerprint, statistics and sketch.
         payload: file in the rank's directory that holds the elements under the key ``str(seq)``; or None.
         note: see ``Observation``.
+        part: the elements, in C order, of what the rank holds of the parameter ``key.fqn`` (or, of dW at a
+            GEMM, of the module's weight or bias) that the record is of, ``(start, stop)``: its fingerprints
+            and sketch then number them as the parameter's placement does. None: the record is numbered by
+            itself, which for what is not split is the same.
     """
 
     seq: int
@@ -236,6 +302,7 @@ class TensorRecord:
     digest: Digest
     payload: str | None = None
     note: str = ""
+    part: tuple[int, int] | None = None
 
     @property
     def numel(self) -> int:
@@ -268,6 +335,7 @@ class ParameterDeclaration:
         dtype: framework-neutral name.
         trainable: whether it requires a gradient.
         tied_to: fqn of the parameter whose storage it shares; empty for the first name of a storage.
+        placement: where it sits in the canonical tensor; None: not known.
     """
 
     fqn: str
@@ -275,6 +343,7 @@ class ParameterDeclaration:
     dtype: str
     trainable: bool
     tied_to: str = ""
+    placement: Placement | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -348,12 +417,15 @@ class Pair:
         baseline: of the run to agree with.
         candidate: of the run that is examined.
         addend: what must be added to one side before the two are the same number; None: nothing.
+        held_by: by side, the ranks that hold it, where the runs have different parallel layouts: ``rank`` is
+            then a lane of the canonical model (``align.layout``).
     """
 
     rank: int
     baseline: TensorRecord
     candidate: TensorRecord
     addend: Addend | None = None
+    held_by: Mapping[Side, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def key(self) -> RecordKey:
@@ -414,6 +486,21 @@ class Comparison:
         if not isinstance(pair, Pair) or pair.addend is None or self.verdict is not Verdict.INCOMPARABLE:
             return False
         return (pair.baseline.shape, pair.baseline.dtype) == (pair.candidate.shape, pair.candidate.dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicasDiffer:
+    """A tensor of which several ranks hold a copy, and the copies differ.
+
+    Attributes:
+        key: the record.
+        side: the run.
+        ranks: the ranks, grouped by the bits that they hold.
+    """
+
+    key: RecordKey
+    side: Side
+    ranks: tuple[tuple[int, ...], ...]
 
 
 class Severity(str, Enum):
@@ -507,12 +594,14 @@ class Origin:
         ranks: all ranks on which this key is an origin, ascending.
         propagated: number of later divergent records that its divergence explains.
         inputs: what it consumed and how that compares, in one phrase.
+        held_by: the candidate's ranks that hold it, where the runs have different parallel layouts.
     """
 
     comparison: Comparison
     ranks: tuple[int, ...]
     propagated: int = 0
     inputs: str = ""
+    held_by: tuple[int, ...] = ()
 
     @property
     def key(self) -> RecordKey:

@@ -127,6 +127,10 @@ class Session:
             raise PatchError("a second model was built in one run", remedy="use one Session per model")
         if self.settings.determinism.enabled and self.settings.determinism.zero_dropout:
             zero_dropout(chunks)
+        if self.settings.init_from:
+            from mindspeed_precision.equal_start import start_from
+
+            start_from(self.settings.init_from, chunks, optimizer)
         recording = Recording.open(
             chunks, optimizer, self.settings, label=self.label, created=_now(), audit=self._audit()
         )

@@ -31,30 +31,6 @@ def _framework(run: Run) -> str:
     return f"{found['name']} {found.get('version', '')}".strip()
 
 
-def require_same_layout(baseline: Run, candidate: Run) -> None:
-    """Require equal parallel sizes.
-
-    Raises:
-        IncomparableError: a size differs; says which.
-    """
-    one, two = _sizes(baseline), _sizes(candidate)
-    differing = [name for name in {**one, **two} if one.get(name) != two.get(name)]
-    if differing:
-        raise IncomparableError(
-            "the runs have different parallel layouts",
-            where=f"{baseline.path} and {candidate.path}",
-            found=", ".join(f"{name}={two.get(name)}" for name in differing),
-            expected=", ".join(f"{name}={one.get(name)}" for name in differing),
-            remedy="run both with the same sizes",
-        )
-
-
-def _sizes(run: Run) -> dict[str, int]:
-    for rank in run.ranks.values():
-        return rank.coordinates.sizes()
-    return {str(name): int(size) for name, size in run.manifest.get("parallel", {}).items()}
-
-
 def common_ranks(baseline: Run, candidate: Run) -> tuple[list[int], list[str]]:
     """Return the ranks that both runs recorded, ascending, and a note for those of one run only.
 

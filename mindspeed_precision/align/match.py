@@ -1,11 +1,12 @@
-"""Match the records of two runs of the same parallel layout, rank by rank, on their keys."""
+"""Match the records of two runs on their keys: rank by rank, or canonical ones where layouts differ."""
 
 from __future__ import annotations
 
 import difflib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping as Mapping_
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from mindspeed_precision.align.compatible import (
@@ -13,14 +14,30 @@ from mindspeed_precision.align.compatible import (
     common_steps,
     different_frameworks,
     foreign_notes,
-    require_same_layout,
     require_same_model,
 )
 from mindspeed_precision.align.conventions import with_conventions
+from mindspeed_precision.align.layout import (
+    CanonicalRank,
+    canonical_runs,
+    describe_layout,
+    layouts_differ,
+    masters_of_one,
+    unruled_notes,
+)
 from mindspeed_precision.align.mapping import Drop, Mapping, renamed
 from mindspeed_precision.align.start import common_start, initial
 from mindspeed_precision.dump.reader import RankRecords, Run
-from mindspeed_precision.records import Pair, RecordKey, Role, Side, TensorRecord, Unmatched
+from mindspeed_precision.records import (
+    INIT_STEP,
+    Pair,
+    RecordKey,
+    ReplicasDiffer,
+    Role,
+    Side,
+    TensorRecord,
+    Unmatched,
+)
 
 CLOSEST = 3
 """How many candidates an unmatched record is shown with."""
@@ -41,6 +58,9 @@ class Alignment:
         pairs: by rank, then in the baseline's execution order.
         unmatched: records of a compared step and rank that have no partner.
         notes: what was left out, and why.
+        unruled: records that cannot be compared across the layouts of the runs, with the reason.
+        replicas: copies of one tensor on several ranks that differ; looked for where layouts differ.
+        layouts: the layouts of baseline and candidate in words, where they differ.
     """
 
     baseline: Run
@@ -50,6 +70,9 @@ class Alignment:
     pairs: tuple[Pair, ...]
     unmatched: tuple[Unmatched, ...]
     notes: tuple[str, ...]
+    unruled: Mapping_[RecordKey, str] = field(default_factory=dict)
+    replicas: tuple[ReplicasDiffer, ...] = ()
+    layouts: tuple[str, ...] = ()
 
 
 def align(baseline: Run, candidate: Run, mappings: Sequence[Mapping] = ()) -> Alignment:
@@ -73,7 +96,8 @@ def align(baseline: Run, candidate: Run, mappings: Sequence[Mapping] = ()) -> Al
         of_side[mapping.side_of(baseline, candidate)].append(mapping)
     baseline, notes = renamed(baseline, of_side[Side.BASELINE], Side.BASELINE)
     candidate, candidate_notes = renamed(candidate, of_side[Side.CANDIDATE], Side.CANDIDATE)
-    require_same_layout(baseline, candidate)
+    across = _Across.layouts(baseline, candidate)
+    baseline, candidate = across.baseline, across.candidate
     ranks, rank_notes = common_ranks(baseline, candidate)
     require_same_model(baseline, candidate, ranks)
     steps, step_notes = common_steps(baseline, candidate, ranks)
@@ -84,14 +108,16 @@ def align(baseline: Run, candidate: Run, mappings: Sequence[Mapping] = ()) -> Al
     left = _LeftOut()
     for rank in ranks:
         rank_notes += _repeated(baseline.ranks[rank], candidate.ranks[rank])
-        one = left.without_random(_by_key(baseline.ranks[rank], steps, start.baseline), foreign)
-        two = left.without_random(_by_key(candidate.ranks[rank], steps, start.candidate), foreign)
-        pairs += with_conventions(_pairs(rank, one, two), of_side, {Side.BASELINE: one, Side.CANDIDATE: two})
+        one = across.ruled(_by_key(baseline.ranks[rank], steps, start.baseline))
+        two = across.ruled(_by_key(candidate.ranks[rank], steps, start.candidate))
+        one, two = left.without_random(one, foreign), left.without_random(two, foreign)
+        found = across.with_holders(rank, _pairs(rank, one, two))
+        pairs += with_conventions(found, of_side, {Side.BASELINE: one, Side.CANDIDATE: two})
         for side, mine, other in ((Side.BASELINE, one, two), (Side.CANDIDATE, two, one)):
             alone = [record for key, record in mine.items() if key not in other]
             rest = left.expected(side, alone, of_side[side])
             unmatched += _unmatched(side, rank, rest, other)
-    notes += [*candidate_notes, *foreign_notes(baseline, candidate), *rank_notes, *step_notes]
+    notes += [*candidate_notes, *across.notes, *foreign_notes(baseline, candidate), *rank_notes, *step_notes]
     return Alignment(
         baseline=baseline,
         candidate=candidate,
@@ -99,8 +125,74 @@ def align(baseline: Run, candidate: Run, mappings: Sequence[Mapping] = ()) -> Al
         steps=tuple(steps),
         pairs=tuple(pairs),
         unmatched=tuple(unmatched),
-        notes=(*notes, *filter(None, [start.note]), *left.notes(of_side)),
+        notes=(*notes, *filter(None, [start.note]), *left.notes(of_side), *unruled_notes(across.left)),
+        unruled=across.left,
+        replicas=tuple(r for r in across.replicas if r.key.step == INIT_STEP or r.key.step in steps),
+        layouts=across.names,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Across:
+    """Two runs over the same ranks: as they are, or as canonical ones where their layouts differ.
+
+    Attributes:
+        baseline: likewise.
+        candidate: likewise.
+        unruled: records of either run that have no layout rule, with the reason.
+        left: those of them that were met in a compared step.
+        replicas: replicas that differ.
+        names: the two layouts in words; none where they are equal.
+        notes: what a reader must know.
+    """
+
+    baseline: Run
+    candidate: Run
+    unruled: Mapping_[RecordKey, str] = field(default_factory=dict)
+    left: dict[RecordKey, str] = field(default_factory=dict)
+    replicas: tuple[ReplicasDiffer, ...] = ()
+    names: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def layouts(cls, baseline: Run, candidate: Run) -> _Across:
+        if not layouts_differ(baseline, candidate):
+            return cls(baseline=baseline, candidate=candidate)
+        names = (describe_layout(baseline), describe_layout(candidate))
+        one, two = canonical_runs(baseline, candidate)
+        unruled = {**masters_of_one(one.run, two.run), **one.unruled, **two.unruled}
+        note = (
+            f"the baseline ran as {names[0]}, the candidate as {names[1]}: shards are added up by parameter"
+        )
+        return cls(
+            baseline=one.run,
+            candidate=two.run,
+            unruled=unruled,
+            replicas=(*one.replicas, *two.replicas),
+            names=names,
+            notes=(note, *one.notes, *two.notes),
+        )
+
+    def ruled(self, records: dict[RecordKey, TensorRecord]) -> dict[RecordKey, TensorRecord]:
+        """Return the records that can be compared, and remember the others."""
+        self.left.update({key: self.unruled[key] for key in records if key in self.unruled})
+        return {key: record for key, record in records.items() if key not in self.unruled}
+
+    def with_holders(self, rank: int, pairs: Iterable[Pair]) -> Iterable[Pair]:
+        """Note on each pair which ranks hold it."""
+        one, two = self.baseline.ranks[rank], self.candidate.ranks[rank]
+        if not isinstance(one, CanonicalRank) or not isinstance(two, CanonicalRank):
+            return pairs
+        return [
+            replace(
+                pair,
+                held_by={
+                    Side.BASELINE: one.held_by[pair.baseline.seq],
+                    Side.CANDIDATE: two.held_by[pair.candidate.seq],
+                },
+            )
+            for pair in pairs
+        ]
 
 
 class _LeftOut:

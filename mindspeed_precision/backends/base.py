@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mindspeed_precision.records import Digest, Layout
+from mindspeed_precision.records import Digest, Layout, Part
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,4 +73,13 @@ class Backend(Protocol):
 
     def to_host(self, snapshot: Any) -> HostTensor:
         """Copy a snapshot to the host."""
+        ...
+
+
+@runtime_checkable
+class PlacingBackend(Protocol):
+    """A backend that can number the elements of a shard as they are numbered in the canonical tensor."""
+
+    def begin_placed_digest(self, tensor: Any, part: Part, *, statistics: bool, sketch: bool = False) -> Any:
+        """Enqueue as ``begin_digest`` does, with the canonical index of each element for its position."""
         ...

@@ -26,7 +26,7 @@ from mindspeed_precision.backends.torch_digest import ELEMENTS, Sums, element_of
 from mindspeed_precision.errors import PrecisionError
 from mindspeed_precision.record.sketch import BUCKETS, ROUNDOFF, SINGLE_ROUNDOFF, pack
 from mindspeed_precision.record.statistics import EMPTY
-from mindspeed_precision.records import Digest, Layout, Sketch, Statistics
+from mindspeed_precision.records import Digest, Layout, Part, Sketch, Statistics
 
 _NPU_FORMATS = {-1: "", 0: "NCHW", 2: "ND", 3: "NC1HWC0", 4: "FRACTAL_Z", 29: "FRACTAL_NZ", 30: "NCDHW"}
 _NPU_ND = 2
@@ -81,6 +81,17 @@ class TorchBackend:
         # inference mode: nothing of what follows is recorded by autograd or counted as a write
         with torch.inference_mode():
             return sums_of(_readable(tensor), statistics=statistics, sketch=sketch)
+
+    def begin_placed_digest(
+        self, tensor: torch.Tensor, part: Part, *, statistics: bool, sketch: bool = False
+    ) -> Sums:
+        """Enqueue the digest of a part of a canonical tensor, with its elements numbered as they are there.
+
+        Raises:
+            PrecisionError: as ``begin_digest``; or the tensor does not have the part's number of elements.
+        """
+        with torch.inference_mode():
+            return sums_of(_readable(tensor), statistics=statistics, sketch=sketch, part=part)
 
     def finish_digests(self, handles: Sequence[Sums | HostSums]) -> list[Digest]:
         """Wait once per device and return the digests."""

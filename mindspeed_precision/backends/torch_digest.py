@@ -7,6 +7,7 @@ not care about order, so the integer results are the same on every device.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ import torch
 from mindspeed_precision.errors import PrecisionError
 from mindspeed_precision.record.fingerprint import MASK64, MULTIPLIERS, SEED, SHIFTS, UNORDERED_KEY
 from mindspeed_precision.record.sketch import BUCKETS
+from mindspeed_precision.records import Part, Placement
 
 CPU_PIECE = 1 << 16
 """Elements per pass on a CPU: temporaries of 1 MiB stay near its cache; smaller ones cost more in calls."""
@@ -131,17 +133,25 @@ class Sums:
             self.sketch = self.sketch + other.sketch
 
 
-def sums_of(tensor: torch.Tensor, *, statistics: bool, sketch: bool = False) -> Sums:
+def sums_of(
+    tensor: torch.Tensor, *, statistics: bool, sketch: bool = False, part: Part | None = None
+) -> Sums:
     """Enqueue everything that a digest of ``tensor`` needs.
 
     Args:
         tensor: ``[...]`` dense, any strides, already detached.
         statistics: also the moments.
         sketch: also the sketch, if the moments are taken and it is a floating type of several elements.
+        part: which elements of a canonical tensor these are; None: it is whole.
 
     Raises:
-        PrecisionError: the element type is unknown.
+        PrecisionError: the element type is unknown, or ``part`` does not fit.
     """
+    if part is not None and (tensor.is_complex() or tensor.numel() != part.stop - part.start):
+        found, expected = f"{tensor.numel()} of {tensor.dtype}", f"{part.stop - part.start} real numbers"
+        raise PrecisionError(
+            "not the part of the parameter that it should be", found=found, expected=expected
+        )
     per_element = 2 if tensor.is_complex() else 1
     real = tensor.dtype.to_real() if per_element == 2 else tensor.dtype
     element = element_of(real)
@@ -154,24 +164,24 @@ def sums_of(tensor: torch.Tensor, *, statistics: bool, sketch: bool = False) -> 
         double=real == torch.float64,
     )
     sketch = sketch and statistics and element.floating and total.numel > 1
-    start = 0
-    for piece in _pieces(tensor, CPU_PIECE if tensor.device.type == "cpu" else DEVICE_PIECE):
-        part = torch.view_as_real(piece).reshape(-1) if per_element == 2 else piece
-        keys = KEYS.rows(start, part.numel(), total.device)
+    first = True
+    limit = CPU_PIECE if tensor.device.type == "cpu" else DEVICE_PIECE
+    for flat, places in _placed_pieces(tensor, limit, per_element, part):
+        keys = places.keys()
         sums = Sums(
             device=total.device,
-            numel=part.numel(),
+            numel=flat.numel(),
             statistics=statistics,
-            integers=[_fingerprint_sums(part, element, keys)],
+            integers=[_fingerprint_sums(flat, element, keys)],
         )
         if statistics:
-            clean = _add_statistics(sums, part, element)
-            sums.sketch = _sketch_sums(clean, keys[0], start) if sketch else None
-        if start:
-            total.add(sums)
-        else:
+            clean = _add_statistics(sums, flat, element)
+            sums.sketch = places.sketch(clean, keys[0]) if sketch else None
+        if first:
             total.integers, total.floats, total.sketch = sums.integers, sums.floats, sums.sketch
-        start += part.numel()
+        else:
+            total.add(sums)
+        first = False
     return total
 
 
@@ -187,6 +197,80 @@ def _pieces(tensor: torch.Tensor, limit: int) -> Iterator[torch.Tensor]:
         row = numel // tensor.shape[0]
         for part in tensor.split(max(1, limit // row)):
             yield from _pieces(part if row <= limit else part[0], limit)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    """Elements that follow each other in the canonical tensor.
+
+    Attributes:
+        start: position of the first one.
+        count: how many they are.
+        device: where they are.
+    """
+
+    start: int
+    count: int
+    device: torch.device
+
+    def keys(self) -> torch.Tensor:
+        return KEYS.rows(self.start, self.count, self.device)
+
+    def sketch(self, clean: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        return _sketch_sums(clean, keys, self.start)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Scattered:
+    """Elements anywhere in the canonical tensor, ``index`` ``[n]`` their positions."""
+
+    index: torch.Tensor
+
+    def keys(self) -> torch.Tensor:
+        return _keys_of(self.index)
+
+    def sketch(self, clean: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        return _scattered_sketch_sums(clean, keys, self.index)
+
+
+def _placed_pieces(
+    tensor: torch.Tensor, limit: int, per_element: int, part: Part | None
+) -> Iterator[tuple[torch.Tensor, _Run | _Scattered]]:
+    """Yield flat pieces with where they are in the canonical tensor."""
+    start, device = 0, tensor.device
+    rows = part is None or math.prod(part.placement.shape[: part.placement.dim]) == 1
+    if part is not None and not rows:
+        width = _width(part.placement)
+        limit = max(limit // width, 1) * width  # whole rows, so that nothing is divided
+    for piece in _pieces(tensor, limit):
+        flat = torch.view_as_real(piece).reshape(-1) if per_element == 2 else piece
+        count = flat.numel()
+        if part is None:
+            yield flat, _Run(start=start, count=count, device=device)
+        elif rows:
+            for offset, place, length in _runs(part, start, count):
+                yield flat[offset : offset + length], _Run(start=place, count=length, device=device)
+        else:
+            yield flat, _Scattered(index=_index(part, start, count, device))
+        start += count
+
+
+def _runs(part: Part, start: int, count: int) -> Iterator[tuple[int, int, int]]:
+    """Yield ``(offset in the piece, canonical position, length)`` of a piece of a tensor split by rows."""
+    placement, first = part.placement, part.start + start
+    inner = math.prod(placement.shape[placement.dim + 1 :])
+    before = 0
+    for place, length in placement.blocks or ((0, placement.shape[placement.dim]),):
+        low, high = max(first, before * inner), min(first + count, (before + length) * inner)
+        if low < high:
+            yield low - first, place * inner + low - before * inner, high - low
+        before += length
+
+
+def _width(placement: Placement) -> int:
+    """Return how many elements of a rank lie in one row of the canonical tensor's split dimension."""
+    held = sum(length for _, length in placement.blocks)
+    return held * math.prod(placement.shape[placement.dim + 1 :])
 
 
 def _fingerprint_sums(part: torch.Tensor, element: Element, keys: torch.Tensor) -> torch.Tensor:
@@ -248,6 +332,55 @@ def _sketch_sums(clean: torch.Tensor, keys: torch.Tensor, start: int) -> torch.T
     blocks = signed.view(-1, BUCKETS)
     turned = blocks.gather(1, KEYS.sources(start // BUCKETS, len(blocks), clean.device))
     return turned[0] if len(blocks) == 1 else turned.sum(0)
+
+
+def _scattered_sketch_sums(clean: torch.Tensor, keys: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Return the sketch of elements anywhere in a tensor, ``[256]``.
+
+    Args:
+        clean: ``[n]`` finite elements.
+        keys: ``[n]`` of their positions; the sign is the top bit.
+        index: ``[n]`` their positions.
+    """
+    turns = _mix((index >> 8).add_(_signed(SEED)))
+    bucket = turns.add_(index).bitwise_and_(BUCKETS - 1)
+    signed = torch.where(keys < 0, -clean, clean)
+    return torch.zeros(BUCKETS, dtype=clean.dtype, device=clean.device).index_add_(0, bucket, signed)
+
+
+def _index(part: Part, start: int, count: int, device: torch.device) -> torch.Tensor:
+    """Return the canonical index of ``count`` elements of a part from ``start``, ``[count]`` int64.
+
+    As ``record.placement.canonical_index``, in operations of the device: nothing is copied to it. Of whole
+    rows nothing is divided.
+    """
+    placement, first = part.placement, part.start + start
+    width, inner = _width(placement), math.prod(placement.shape[placement.dim + 1 :])
+    stride = placement.shape[placement.dim] * inner
+    if first % width == 0 and count % width == 0:
+        along = _along(placement, torch.arange(width, dtype=torch.int64, device=device), inner)
+        rows = torch.arange(first // width, (first + count) // width, dtype=torch.int64, device=device)
+        return rows.mul_(stride).unsqueeze(1).add(along).reshape(-1)
+    local = torch.arange(first, first + count, dtype=torch.int64, device=device)
+    row = torch.div(local, width, rounding_mode="floor")
+    return _along(placement, local.sub_(row * width), inner).add_(row.mul_(stride))
+
+
+def _along(placement: Placement, column: torch.Tensor, inner: int) -> torch.Tensor:
+    """Move columns of a rank's row, ``[n]``, to where the blocks have them in the canonical row."""
+    moved, before, shift = column.clone(), 0, 0
+    for offset, length in placement.blocks:
+        jump = (offset - before) * inner - shift  # what this block is further off than the one before it
+        moved += (column >= before * inner) * jump
+        before, shift = before + length, shift + jump
+    return moved
+
+
+def _keys_of(index: torch.Tensor) -> torch.Tensor:
+    """Return ``[2, n]`` keys of any positions, as ``KeyTable.rows`` does of consecutive ones."""
+    keys = torch.full((2, index.numel()), _signed(UNORDERED_KEY), dtype=torch.int64, device=index.device)
+    keys[0] = _mix(index + _signed(SEED))
+    return keys
 
 
 def exponents(part: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,8 +12,17 @@ from mindspeed_precision.capture.clock import Call, Clock
 from mindspeed_precision.capture.coverage import CoverageWitness
 from mindspeed_precision.capture.names import Names
 from mindspeed_precision.config import CaptureSettings
+from mindspeed_precision.record.placement import parameter_of
 from mindspeed_precision.record.recorder import Recorder
-from mindspeed_precision.records import NO_MICROBATCH, Observation, Phase, RecordKey, Role
+from mindspeed_precision.records import (
+    NO_MICROBATCH,
+    Observation,
+    Part,
+    Phase,
+    Placement,
+    RecordKey,
+    Role,
+)
 
 
 class CaptureContext:
@@ -28,10 +38,17 @@ class CaptureContext:
         optimizer: the outermost optimizer that is observed, or None.
         reducing: gradients are being reduced; what runs meanwhile belongs to the reduction.
         gathering: parameters are being gathered; they are recorded as parameters.
+        placements: by parameter, where this rank's tensor sits in the canonical one.
     """
 
     def __init__(
-        self, *, backend: CaptureBackend, names: Names, recorder: Recorder, settings: CaptureSettings
+        self,
+        *,
+        backend: CaptureBackend,
+        names: Names,
+        recorder: Recorder,
+        settings: CaptureSettings,
+        placements: Mapping[str, Placement | None] | None = None,
     ) -> None:
         self.backend = backend
         self.names = names
@@ -42,6 +59,7 @@ class CaptureContext:
         self.optimizer: Any = None
         self.reducing = False
         self.gathering = False
+        self.placements = dict(placements or {})
         self.parameter_names = {id(parameter): fqn for fqn, parameter in names.parameters}
 
     @property
@@ -61,8 +79,12 @@ class CaptureContext:
         occurrence: int = 0,
         recomputed: bool = False,
         note: str = "",
+        elements: tuple[int, int] | None = None,
     ) -> None:
-        """Hand one live tensor to the record stage."""
+        """Hand one live tensor to the record stage.
+
+        ``elements`` is, of a parameter-like tensor, the range of what this rank holds that it is; None: all.
+        """
         key = RecordKey(
             step=self.recorder.step,
             microbatch=microbatch,
@@ -73,7 +95,20 @@ class CaptureContext:
             occurrence=occurrence,
             recomputed=recomputed,
         )
-        self.recorder.observe(Observation(key=key, tensor=tensor, note=note))
+        part = self._part(key, tensor, elements)
+        self.recorder.observe(Observation(key=key, tensor=tensor, note=note, part=part))
+
+    def _part(self, key: RecordKey, tensor: Any, elements: tuple[int, int] | None) -> Part | None:
+        """Return which elements of a canonical tensor ``tensor`` is; None: of none, or all of it."""
+        name = parameter_of(key, self.placements)
+        placement = None if name is None else self.placements[name]
+        if placement is None or (elements is None and placement.whole):
+            return None
+        start, stop = elements or (0, placement.local_numel)
+        if math.prod(self.backend.shape(tensor)) != stop - start:
+            return None
+        part = Part(placement=placement, start=start, stop=stop)
+        return None if part.whole else part
 
     def observe_call(
         self, call: Call, phase: Phase, role: Role, tensor: Any, slot: str = "", note: str = ""

@@ -7,7 +7,7 @@ there, the gradients are unscaled and clipped and the groups hold what is applie
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from mindspeed_precision.capture.context import CaptureContext, active
@@ -79,8 +79,13 @@ def observe_reduced_grads(context: CaptureContext) -> None:
         grad = backend.gradient(parameter)
         if grad is None or not backend.requires_grad(parameter):
             continue
-        for slot, shard in _own_shard(context.optimizer, parameter, grad):
-            context.observe(Phase.REDUCE, fqn, Role.REDUCED_GRAD, shard, slot=slot)
+        if not _sharded(context.optimizer):
+            context.observe(Phase.REDUCE, fqn, Role.REDUCED_GRAD, grad)
+            continue
+        span = _own_range(context.optimizer, parameter)
+        if span is not None:
+            shard, slot = grad.view(-1)[span[0] : span[1]], f"{span[0]}:{span[1]}"
+            context.observe(Phase.REDUCE, fqn, Role.REDUCED_GRAD, shard, slot=slot, elements=span)
 
 
 def observe_parameters(context: CaptureContext, phase: Phase) -> None:
@@ -89,22 +94,29 @@ def observe_parameters(context: CaptureContext, phase: Phase) -> None:
         context.observe(phase, fqn, Role.PARAM, context.backend.detach(parameter))
 
 
-def _own_shard(optimizer: Any, parameter: Any, grad: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the part of ``grad`` that is valid here: all of it, or the range of a distributed optimizer."""
+def _sharded(optimizer: Any) -> bool:
+    """Tell whether an optimizer is distributed: each rank has a range of each parameter, or none."""
+    return any(hasattr(member, "model_param_gbuf_map") for member in members(optimizer))
+
+
+def _own_range(optimizer: Any, parameter: Any) -> tuple[int, int] | None:
+    """Return the range of what this rank holds of ``parameter`` that a distributed optimizer updates here."""
     for member in members(optimizer):
-        ranges = getattr(member, "model_param_gbuf_map", None)
-        if ranges is None:
-            continue
-        if parameter not in ranges:
-            continue
-        try:
-            span = member._get_model_param_range_map(parameter)["param"]
-        except KeyError:  # the bucket has the parameter, another rank owns it
-            return
-        yield f"{span.start}:{span.end}", grad.view(-1)[span.start : span.end]
-        return
-    if not any(hasattr(member, "model_param_gbuf_map") for member in members(optimizer)):
-        yield "", grad
+        if parameter in getattr(member, "model_param_gbuf_map", ()):
+            try:
+                span = member._get_model_param_range_map(parameter)["param"]
+            except KeyError:  # the bucket has the parameter, another rank owns it
+                return None
+            return int(span.start), int(span.end)
+    return None
+
+
+def _ranges(context: CaptureContext) -> dict[str, tuple[int, int]]:
+    """Return by name the ranges of this rank; empty unless the optimizer is distributed."""
+    if not _sharded(context.optimizer):
+        return {}
+    found = {fqn: _own_range(context.optimizer, parameter) for fqn, parameter in context.names.parameters}
+    return {fqn: span for fqn, span in found.items() if span is not None}
 
 
 def _inner_names(context: CaptureContext) -> dict[int, str]:
@@ -133,10 +145,11 @@ def _before_step(context: CaptureContext, optimizer: Any) -> Callable[[], None]:
             return
         if optimizer is context.optimizer:
             observe_reduced_grads(context)
-        names, gradients = _inner_names(context), []
+        names, ranges, gradients = _inner_names(context), _ranges(context), []
         for update in context.backend.updates(optimizer):
             fqn = names.get(id(update.updated), "")
-            context.observe(Phase.CLIP, fqn, Role.MAIN_GRAD, update.gradient, slot="clipped")
+            span = ranges.get(fqn)
+            context.observe(Phase.CLIP, fqn, Role.MAIN_GRAD, update.gradient, slot="clipped", elements=span)
             gradients.append(update.gradient)
             for slot, value in update.hyperparameters.items():
                 _observe_hyperparameter(context, fqn, slot, value)
@@ -167,15 +180,17 @@ def _after_step(context: CaptureContext, optimizer: Any) -> Callable[[], None]:
     def after() -> None:
         if not context.clock.in_step or not context.settings.optimizer:
             return
-        names = _inner_names(context)
+        names, ranges = _inner_names(context), _ranges(context)
         for update in context.backend.updates(optimizer):
             fqn = names.get(id(update.updated), "")
             for name, role in _STATES.items():
                 if name in update.states:
-                    context.observe(Phase.OPTIMIZER, fqn, role, update.states[name])
+                    state = update.states[name]
+                    context.observe(Phase.OPTIMIZER, fqn, role, state, elements=ranges.get(fqn))
             if id(update.updated) not in context.parameter_names:
                 master = context.backend.detach(update.updated)
-                context.observe(Phase.OPTIMIZER, fqn, Role.MASTER_PARAM, master)
+                span = ranges.get(fqn)
+                context.observe(Phase.OPTIMIZER, fqn, Role.MASTER_PARAM, master, elements=span)
         if optimizer is context.optimizer:
             observe_parameters(context, Phase.OPTIMIZER)
 

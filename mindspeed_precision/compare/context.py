@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from mindspeed_precision.compare.cancellation import GRADIENT_ROLES, Cancellation
 from mindspeed_precision.compare.estimates import estimate
+from mindspeed_precision.compare.gain import Gains
 from mindspeed_precision.compare.metrics import Metrics
 from mindspeed_precision.compare.policy import Policy, RecordRule
 from mindspeed_precision.compare.reach import Reach, reach_of
@@ -37,10 +39,14 @@ class Context:
     Attributes:
         reach: how far the optimizer can have moved a parameter.
         cancellation: which gradients are noise.
+        gains: what the reduction multiplies gradients by.
+        model: dtype of the parameters of the candidate; empty where it declared none.
     """
 
     reach: Reach
     cancellation: Cancellation
+    gains: Gains
+    model: str
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -136,14 +142,26 @@ class Context:
         return metrics
 
 
-def make_context(baseline: Run, candidate: Run, pairs: Iterable[Pair], policy: Policy) -> Context | None:
+def make_context(baseline: Run, candidate: Run, pairs: Sequence[Pair], policy: Policy) -> Context | None:
     """Read what the bounds of a policy depend on; None for a policy whose bounds depend on nothing."""
     limits = [limit for rule in policy.rules for limit in (*rule.limits, *rule.without_elements)]
     if not any(limit.growth for limit in limits) and not any(rule.cancels_below for rule in policy.rules):
         return None
     return Context(
-        reach=reach_of((baseline, candidate)), cancellation=Cancellation(baseline, candidate, pairs)
+        reach=reach_of((baseline, candidate)),
+        cancellation=Cancellation(baseline, candidate, pairs),
+        gains=Gains(baseline, candidate, pairs),
+        model=_model_dtype(candidate),
     )
+
+
+def _model_dtype(run: Run) -> str:
+    """Return the dtype of most of a model's parameters, by their elements."""
+    elements: Counter[str] = Counter()
+    for rank in run.ranks.values():
+        for parameter in rank.parameters:
+            elements[parameter.dtype] += math.prod(parameter.shape)
+    return elements.most_common(1)[0][0] if elements else ""
 
 
 def share(part: float, whole: float) -> float:

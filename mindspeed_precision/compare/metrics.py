@@ -28,6 +28,8 @@ def kind_mismatch(baseline: TensorRecord, candidate: TensorRecord) -> str:
         return f"shape {list(baseline.shape)} in the baseline, {list(candidate.shape)} in the candidate"
     if baseline.dtype != candidate.dtype:
         return f"dtype {baseline.dtype} in the baseline, {candidate.dtype} in the candidate"
+    if baseline.part != candidate.part:
+        return "the runs number the elements of a shard differently: schema 3 does as the whole tensor does"
     return ""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -18,6 +18,9 @@ DEFAULT_POLICY = "exact"
 
 CROSS_POLICY = "cross_framework"
 """For runs of different frameworks, whose kernels sum in different orders."""
+
+LAYOUT_POLICY = "cross_layout"
+"""For runs of different parallel layouts, which sum in different orders."""
 
 EXACT_ROLES = frozenset({Role.HYPERPARAMETER, Role.BATCH, Role.RNG})
 """What a run is given rather than computes: no rounding excuses a difference."""
@@ -64,6 +67,8 @@ class RecordRule:
     Attributes:
         dtype: shell pattern.
         phase: shell pattern.
+        model: shell pattern on the dtype of the model's parameters: what is kept in float32 of a bfloat16
+            model is no more exact than what it was computed from.
         role: shell pattern. Settings, data and random state are bounded only by a rule that names their role.
         every: all limits must hold (and be known); else the first one that is known decides.
         limits: the bounds.
@@ -71,11 +76,14 @@ class RecordRule:
             Those on an end of an estimate hold where sketches give one.
         cancels_below: a gradient smaller than this times the magnitude of what was summed is noise; 0: none.
         cancels_growth: added to it times the reach, where the sign of a gradient decides (parameters).
+        max_gain_change: largest relative change of what the reduction multiplies a gradient by, where
+            nothing is summed in it (``compare.gain``); 0: not looked at.
         cancels_in_part: shell pattern of parameters whose gradient may be noise in some elements, which
             without elements nothing shows.
     """
 
     dtype: str = "*"
+    model: str = "*"
     phase: str = "*"
     role: str = "*"
     every: bool = True
@@ -83,12 +91,18 @@ class RecordRule:
     without_elements: tuple[Limit, ...] = ()
     cancels_below: float = 0.0
     cancels_growth: float = 0.0
+    max_gain_change: float = 0.0
     cancels_in_part: str = ""
 
-    def applies(self, key: RecordKey, dtype: str) -> bool:
+    def applies(self, key: RecordKey, dtype: str, model: str) -> bool:
         """Tell whether the rule speaks of a record."""
         named = key.role not in EXACT_ROLES or self.role == key.role.value
-        patterns = ((dtype, self.dtype), (key.phase.value, self.phase), (key.role.value, self.role))
+        patterns = (
+            (dtype, self.dtype),
+            (model, self.model),
+            (key.phase.value, self.phase),
+            (key.role.value, self.role),
+        )
         return named and all(fnmatchcase(text, pattern) for text, pattern in patterns)
 
 
@@ -116,9 +130,15 @@ class Policy:
         """Whether only equal bits are aligned."""
         return not self.rules
 
-    def rule_for(self, key: RecordKey, dtype: str) -> RecordRule | None:
-        """Return the bounds for a record; None: bits must be equal."""
-        found = next((rule for rule in self.rules if rule.applies(key, dtype)), None)
+    def rule_for(self, key: RecordKey, dtype: str, model: str = "") -> RecordRule | None:
+        """Return the bounds for a record; None: bits must be equal.
+
+        Args:
+            key: of the record.
+            dtype: of its elements.
+            model: dtype of the model's parameters, where it is known.
+        """
+        found = next((rule for rule in self.rules if rule.applies(key, dtype, model)), None)
         return found if found is not None and found.limits else None
 
     def describe(self) -> str:
@@ -137,6 +157,7 @@ class _Limit:
 @dataclass
 class _Rule:
     dtype: str = "*"
+    model: str = "*"
     phase: str = "*"
     role: str = "*"
     every: bool = True
@@ -144,6 +165,7 @@ class _Rule:
     without_elements: list[_Limit] = field(default_factory=list)
     cancels_below: float = 0.0
     cancels_growth: float = 0.0
+    max_gain_change: float = 0.0
     cancels_in_part: str = ""
 
 
@@ -182,15 +204,19 @@ def load_policy(name: str) -> Policy:
     return _freeze(path, read_document(path, _Schema, kind="policy", remedy="see configs/policies"))
 
 
-def default_policy(baseline: str, candidate: str) -> Policy:
+def default_policy(baseline: str, candidate: str, layouts: Sequence[str] = ()) -> Policy:
     """Return the policy for two runs of which nobody said how to compare them.
 
     Args:
         baseline: name of its framework; empty where its manifest names none.
         candidate: the same.
+        layouts: their parallel layouts in words, where they differ.
     """
     if baseline == candidate or not baseline or not candidate:
-        return load_policy(DEFAULT_POLICY)
+        if not layouts:
+            return load_policy(DEFAULT_POLICY)
+        why = f"taken because the baseline ran as {layouts[0]} and the candidate as {layouts[1]}"
+        return replace(load_policy(LAYOUT_POLICY), why=why)
     why = f"taken because the baseline ran on {baseline} and the candidate on {candidate}"
     return replace(load_policy(CROSS_POLICY), why=why)
 

@@ -111,11 +111,14 @@ def _judge(
         metrics |= element_metrics(*elements)
     else:
         metrics |= sketch_metrics(pair.baseline, pair.candidate)
-    rule = policy.rule_for(pair.key, pair.candidate.dtype)
+    rule = policy.rule_for(pair.key, pair.candidate.dtype, context.model if context is not None else "")
     if rule is None:
         return decided(Verdict.DIVERGED, BITS_DIFFER)
     if any(metrics.get(name) for name in _NONFINITE) or _counts_differ(metrics):
         return decided(Verdict.DIVERGED, "NaN or infinity on one side only")
+    regained = _regained(pair, rule, metrics, context)
+    if regained:
+        return decided(Verdict.DIVERGED, regained)
     noise = context.cancelled(pair, rule) if context is not None else None
     said = ""
     if noise is not None and bool(noise.all()):
@@ -130,6 +133,18 @@ def _judge(
         said = f"; the gradient of {metrics['noise_elements']} elements {CANCELS}"
     verdict, reason = _verdict(limits_for(rule, metrics, pair, context), rule, policy, metrics)
     return decided(verdict, reason + said)
+
+
+def _regained(pair: Pair, rule: RecordRule, metrics: Metrics, context: Context | None) -> str:
+    """Say that the reduction multiplies a gradient by another factor; empty where it does not."""
+    gain = context.gains.change(pair) if context is not None and rule.max_gain_change else None
+    if gain is None:
+        return ""
+    metrics["gain_change"] = gain
+    if abs(gain) <= rule.max_gain_change:
+        return ""
+    said = f"the reduction multiplies it by {1 + gain:.6f} times what the baseline's does"
+    return f"{said}, allowed is a change of {rule.max_gain_change:g}"
 
 
 def _counts_differ(metrics: Metrics) -> bool:

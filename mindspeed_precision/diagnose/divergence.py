@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 
 from mindspeed_precision.diagnose.graph import Graph, Node
-from mindspeed_precision.records import Origin, Phase, RecordKey, Role, Verdict
+from mindspeed_precision.records import Origin, Pair, Phase, RecordKey, Role, Side, Verdict
 
 
 def find_origins(graph: Graph) -> tuple[Origin, ...]:
@@ -31,11 +31,13 @@ def find_origins(graph: Graph) -> tuple[Origin, ...]:
 
 def _origin(graph: Graph, nodes: list[Node], propagated: int) -> Origin:
     first = min(nodes, key=lambda node: node.rank)
+    pair = first.comparison.pair
     return Origin(
         comparison=first.comparison,
         ranks=tuple(sorted({node.rank for node in nodes})),
         propagated=propagated,
         inputs=describe_inputs(graph, first),
+        held_by=pair.held_by.get(Side.CANDIDATE, ()) if isinstance(pair, Pair) else (),
     )
 
 

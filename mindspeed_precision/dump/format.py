@@ -1,7 +1,8 @@
-"""The lines of ``index.jsonl`` and the names of a run's files: schema 2, as ``docs/dump-format.md`` says.
+"""The lines of ``index.jsonl`` and the names of a run's files: schema 3, as ``docs/dump-format.md`` says.
 
 One place knows both directions: what ``to_json`` writes, ``parse_line`` reads back equal, and a line with a
-missing, unknown or ill-typed key is refused with its file and number. Schema 1, without sketches, is read.
+missing, unknown or ill-typed key is refused with its file and number. Schemas 1, without sketches, and 2,
+without placements, are read.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from itertools import pairwise
 from typing import Any
 
 from mindspeed_precision.dump.strict_json import check_keys, load_object
@@ -24,6 +26,7 @@ from mindspeed_precision.records import (
     Layout,
     ParameterDeclaration,
     Phase,
+    Placement,
     RankCoordinates,
     RecordKey,
     Role,
@@ -32,10 +35,10 @@ from mindspeed_precision.records import (
     TensorRecord,
 )
 
-SCHEMA = 2
+SCHEMA = 3
 """Version of the files of a run that is written."""
 
-READABLE = (1, 2)
+READABLE = (1, 2, 3)
 """Versions that are read; a reader refuses any other."""
 
 FINGERPRINT = "splitmix64-positional-1"
@@ -68,6 +71,7 @@ KEYS: Mapping[str, Mapping[str, tuple[type, ...]]] = {
         "sketch": (dict, type(None)),
         "payload": (str, type(None)),
         "note": (str,),
+        "part": (list, type(None)),
     },
     "problem": {"step": (int,), "record": (str,), "reason": (str,)},
     "step": {
@@ -80,8 +84,8 @@ KEYS: Mapping[str, Mapping[str, tuple[type, ...]]] = {
 }
 """Keys of each kind of line, beside ``kind``, with the JSON types they may hold."""
 
-SINCE_SCHEMA_2 = {"header": "sketch", "record": "sketch"}
-"""Keys that a line of schema 1 does not have."""
+SINCE = {2: {"header": "sketch", "record": "sketch"}, 3: {"record": "part", "parameter": "placement"}}
+"""By schema, the key that it added to a kind of line, or to a parameter."""
 
 LAYOUT_KEYS: Mapping[str, tuple[type, ...]] = {
     "stride": (list,),
@@ -106,6 +110,14 @@ PARAMETER_KEYS: Mapping[str, tuple[type, ...]] = {
     "dtype": (str,),
     "trainable": (bool,),
     "tied_to": (str,),
+    "placement": (dict, type(None)),
+}
+PLACEMENT_KEYS: Mapping[str, tuple[type, ...]] = {
+    "shape": (list,),
+    "dim": (int,),
+    "blocks": (list,),
+    "partial": (str,),
+    "copy_of": (str,),
 }
 COORDINATE_KEYS: Mapping[str, tuple[type, ...]] = {field.name: (int,) for field in fields(RankCoordinates)}
 COMPLETE_KEYS: Mapping[str, tuple[type, ...]] = {
@@ -226,6 +238,7 @@ def _record_to_plain(record: TensorRecord) -> dict[str, Any]:
         "sketch": None if digest.sketch is None else _sketch_to_plain(digest.sketch),
         "payload": record.payload,
         "note": record.note,
+        "part": record.part,
     }
 
 
@@ -260,19 +273,22 @@ def parse_line(text: str | bytes, *, where: str, schema: int = SCHEMA) -> Line:
         raise DumpError(
             "no such kind of line", where=where, found=repr(kind), expected=f"one of {', '.join(KEYS)}"
         )
-    if kind == "header" and plain.get("schema") == 1:
-        schema = 1
-    expected = dict(KEYS[kind])
-    if schema == 1:
-        expected.pop(SINCE_SCHEMA_2.get(kind, ""), None)
-    check_keys(plain, expected, where=where)
+    if kind == "header" and plain.get("schema") in READABLE:
+        schema = plain["schema"]
+    check_keys(plain, _keys(kind, KEYS[kind], schema), where=where)
     if kind == "record":
         return _record_from_plain(plain, where)
     if kind == "header":
         return _header_from_plain(plain, where)
     if kind == "parameters":
-        return Parameters(parameters=tuple(_parameter(entry, where) for entry in plain["parameters"]))
+        return Parameters(parameters=tuple(_parameter(entry, where, schema) for entry in plain["parameters"]))
     return Problem(**plain) if kind == "problem" else StepMarker(**plain)
+
+
+def _keys(kind: str, keys: Mapping[str, tuple[type, ...]], schema: int) -> dict[str, tuple[type, ...]]:
+    """Return the keys that a kind of line has in a schema."""
+    later = {added.get(kind) for since, added in SINCE.items() if since > schema}
+    return {name: types for name, types in keys.items() if name not in later}
 
 
 def _header_from_plain(plain: dict[str, Any], where: str) -> Header:
@@ -287,9 +303,29 @@ def _header_from_plain(plain: dict[str, Any], where: str) -> Header:
     return Header(coordinates=RankCoordinates(**plain["coordinates"]), schema=plain["schema"])
 
 
-def _parameter(plain: Any, where: str) -> ParameterDeclaration:
-    check_keys(plain, PARAMETER_KEYS, where=where)
-    return ParameterDeclaration(**{**plain, "shape": _integers(plain["shape"], where)})
+def _parameter(plain: Any, where: str, schema: int) -> ParameterDeclaration:
+    check_keys(plain, _keys("parameter", PARAMETER_KEYS, schema), where=where)
+    shape, placement = _integers(plain["shape"], where), plain.get("placement")
+    placed = None if placement is None else _placement(placement, shape, where)
+    return ParameterDeclaration(**{**plain, "shape": shape, "placement": placed})
+
+
+def _placement(plain: dict[str, Any], local: tuple[int, ...], where: str) -> Placement:
+    check_keys(plain, PLACEMENT_KEYS, where=where)
+    shape, dim = _integers(plain["shape"], where), plain["dim"]
+    blocks = tuple(_integers(block, where) for block in plain["blocks"] if isinstance(block, list))
+    size = shape[dim] if 0 <= dim < len(shape) else 0
+    inside = all(len(b) == 2 and b[0] >= 0 and b[1] > 0 and sum(b) <= size for b in blocks)
+    ordered = sorted(blocks)
+    inside &= all(sum(one) <= two[0] for one, two in pairwise(ordered))
+    placement = Placement(**{**plain, "shape": shape, "blocks": blocks})
+    if len(blocks) != len(plain["blocks"]) or not inside or placement.local_shape != local:
+        found, expected = (
+            f"{plain['blocks']} of {list(shape)} along {dim}",
+            f"disjoint blocks that make {list(local)}",
+        )
+        raise DumpError("no placement of this parameter", where=where, found=found, expected=expected)
+    return placement
 
 
 def _record_from_plain(plain: dict[str, Any], where: str) -> TensorRecord:
@@ -322,7 +358,15 @@ def _record_from_plain(plain: dict[str, Any], where: str) -> TensorRecord:
         digest=digest,
         payload=plain["payload"],
         note=plain["note"],
+        part=None if plain.get("part") is None else _part(plain["part"], where),
     )
+
+
+def _part(values: list[Any], where: str) -> tuple[int, int]:
+    part = _integers(values, where)
+    if len(part) != 2 or not 0 <= part[0] <= part[1]:
+        raise DumpError("no range of elements", where=where, found=repr(values), expected="[start, stop]")
+    return part[0], part[1]
 
 
 def _layout(plain: dict[str, Any], where: str) -> Layout:

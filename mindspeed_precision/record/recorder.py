@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_precision.backends.base import Backend, HostTensor
+from mindspeed_precision.backends.base import Backend, HostTensor, PlacingBackend
 from mindspeed_precision.config import Settings
 from mindspeed_precision.dump.format import Problem
 from mindspeed_precision.dump.writer import RankWriter
@@ -43,6 +43,7 @@ class _Pending:
     digest: Digest | None = None
     handle: Any = None
     snapshot: Any = None
+    part: tuple[int, int] | None = None
 
 
 @contextmanager
@@ -108,7 +109,7 @@ class Recorder:
         level = self.level_of(observation.key)
         if level is None:
             return
-        backend, tensor = self._backend, observation.tensor
+        backend, tensor, part = self._backend, observation.tensor, observation.part
         try:
             self._pending.append(
                 _Pending(
@@ -117,16 +118,24 @@ class Recorder:
                     dtype=backend.dtype(tensor),
                     note=observation.note,
                     layout=backend.layout(tensor),
-                    handle=backend.begin_digest(
-                        tensor,
-                        statistics=level.includes(Level.STATISTICS) or observation.key.role in _PRINTED,
-                        sketch=level.includes(Level.SKETCH),
-                    ),
+                    handle=self._begin_digest(observation, level),
                     snapshot=backend.snapshot(tensor) if level is Level.TENSOR else None,
+                    part=None if part is None else (part.start, part.stop),
                 )
             )
         except Exception as error:  # noqa: BLE001  the training must go on; the reader reports the loss
             self._add_problem(observation.key.describe(), error)
+
+    def _begin_digest(self, observation: Observation, level: Level) -> Any:
+        backend = self._backend
+        statistics = level.includes(Level.STATISTICS) or observation.key.role in _PRINTED
+        sketch = level.includes(Level.SKETCH)
+        if observation.part is None:
+            return backend.begin_digest(observation.tensor, statistics=statistics, sketch=sketch)
+        assert isinstance(backend, PlacingBackend)  # capture places nothing elsewhere
+        return backend.begin_placed_digest(
+            observation.tensor, observation.part, statistics=statistics, sketch=sketch
+        )
 
     def observe_number(self, key: RecordKey, value: float | int | bool, *, note: str = "") -> None:
         """Record a host number as float64 with its exact bits, and its statistics at every level."""
@@ -186,6 +195,7 @@ class Recorder:
                 layout=item.layout,
                 digest=digest,
                 note=item.note,
+                part=item.part,
             )
             for position, (item, digest) in enumerate(digests)
         ]

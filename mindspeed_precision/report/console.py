@@ -55,7 +55,7 @@ def blocks(diagnosis: Diagnosis, files: Mapping[str, str]) -> list[Block]:
     cause = _cause(diagnosis)
     first = diagnosis.first_divergence
     if first is not None:
-        name = f"{phrases.record_name(first.key)}   {phrases.ranks_text(first.ranks)}"
+        name = f"{phrases.record_name(first.key)}   {phrases.ranks_text(first.held_by or first.ranks)}"
         shown.append(Block(label="first", lines=(name, phrases.difference(first)), style="bold"))
         shown.append(Block(label="inputs", lines=(first.inputs,)))
     if cause is not None:

@@ -60,7 +60,7 @@ def _origin(origin: Origin) -> dict[str, Any]:
         "role": key.role.value,
         "slot": key.slot,
         "occurrence": key.occurrence,
-        "ranks": list(origin.ranks),
+        "ranks": list(origin.held_by or origin.ranks),
         "origin": True,
         "verdict": origin.comparison.verdict.value,
         "reason": origin.comparison.reason,

@@ -62,7 +62,8 @@ def samples(
     context = make_context(one, two, aligned.pairs, policy)
     for pair in aligned.pairs:
         found = compare_pair(pair, policy=policy, baseline=one, candidate=two, context=context)
-        rule = policy.rule_for(pair.key, pair.candidate.dtype)
+        model = context.model if context is not None else ""
+        rule = policy.rule_for(pair.key, pair.candidate.dtype, model)
         if rule is None or found.verdict not in (Verdict.WITHIN_TOLERANCE, Verdict.DIVERGED):
             continue
         reach = context.reach.before(pair.key) if context is not None else 0.0

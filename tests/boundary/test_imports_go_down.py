@@ -25,6 +25,8 @@ FOUNDATION = {
     "backends.npu",
     "record.elements",
     "record.fingerprint",
+    "record.merge",
+    "record.placement",
     "record.sketch",
     "record.statistics",
 }

@@ -511,5 +511,6 @@ def test_every_registered_id_is_exercised_by_a_test():
         "layout.noncontiguous_accumulate",
         "layout.noncontiguous_grad",
         "optimizer.parameters_unmoved",
+        "parallel.replicas_differ",
     }
     assert finding_ids() == exercised | elsewhere

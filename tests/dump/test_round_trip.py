@@ -32,6 +32,7 @@ from mindspeed_precision.records import (
     Layout,
     ParameterDeclaration,
     Phase,
+    Placement,
     RankCoordinates,
     RecordKey,
     Role,
@@ -90,10 +91,29 @@ records = st.builds(
     ),
     payload=st.none() | texts,
     note=texts,
+    part=st.none() | st.tuples(st.integers(0, 2**40), st.integers(2**40, 2**60)),
 )
-parameters = st.builds(
-    ParameterDeclaration, fqn=texts, shape=shapes, dtype=texts, trainable=st.booleans(), tied_to=texts
-)
+
+
+@st.composite
+def declarations(draw):
+    """Parameters that are whole, of unknown placement, or split into one or two blocks along a dimension."""
+    shape = draw(st.lists(st.integers(2, 2**20), min_size=1, max_size=3).map(tuple))
+    dim = draw(st.integers(0, len(shape) - 1))
+    blocks = draw(st.sampled_from([(), ((0, 1),), ((1, shape[dim] - 1), (0, 1))]))
+    placement = Placement(shape=shape, dim=dim, blocks=blocks, partial=draw(texts), copy_of=draw(texts))
+    known = draw(st.booleans())
+    return ParameterDeclaration(
+        fqn=draw(texts),
+        shape=placement.local_shape if known else draw(shapes),
+        dtype=draw(texts),
+        trainable=draw(st.booleans()),
+        tied_to=draw(texts),
+        placement=placement if known else None,
+    )
+
+
+parameters = declarations()
 lines = st.one_of(
     records,
     st.builds(Header, coordinates=st.builds(RankCoordinates, rank=counts, world_size=counts, tp_rank=counts)),
@@ -213,7 +233,7 @@ def test_a_run_survives(tmp_path):
         writer.close(complete=False)
     loaded = load_run(run)
     assert loaded.notes == ()
-    assert loaded.manifest["schema"] == 2
+    assert loaded.manifest["schema"] == 3
     assert loaded.manifest["label"] == "done"
     assert loaded.manifest["config"] == {"clip": "inf", "beta": [0.9, 0.95]}
     assert list(loaded.ranks) == [0, 1]

@@ -1,4 +1,4 @@
-"""Sketches in a run: hostile ones are refused, and runs of schema 1, which has none, are read."""
+"""Sketches and placements in a run: hostile ones are refused, and runs of schemas without them are read."""
 
 from __future__ import annotations
 
@@ -62,33 +62,77 @@ def test_a_hostile_sketch_is_one_clear_error(change, message):
     assert len(str(caught.value)) < 400
 
 
-def test_the_key_is_of_schema_2():
+def test_the_keys_are_of_schemas_2_and_3():
     plain = json.loads(to_json(line()))
+    del plain["part"]
+    assert parse_line(json.dumps(plain), where="here", schema=2) == line()
+    with pytest.raises(DumpError, match="missing key 'part'"):
+        parse_line(json.dumps(plain), where="here")
     with pytest.raises(DumpError, match="unknown key 'sketch'"):
         parse_line(json.dumps(plain), where="here", schema=1)
     del plain["sketch"]
     with pytest.raises(DumpError, match="missing key 'sketch'"):
-        parse_line(json.dumps(plain), where="here")
+        parse_line(json.dumps(plain), where="here", schema=2)
     assert parse_line(json.dumps(plain), where="here", schema=1).digest.sketch is None
 
 
-def as_schema_1(run):
-    """Rewrite a run as the version before wrote it."""
+def as_schema(run, schema):
+    """Rewrite a run as an older version wrote it."""
     manifest, index = run / "run.json", run / "rank00000" / "index.jsonl"
-    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"schema": 1}))
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"schema": schema}))
     lines = [json.loads(text) for text in index.read_text().splitlines()]
-    lines[0]["schema"] = 1
+    lines[0]["schema"] = schema
     for plain in lines:
-        plain.pop("sketch", None)
+        plain.pop("part", None)
+        if schema == 1:
+            plain.pop("sketch", None)
+        for parameter in plain.get("parameters", ()):
+            del parameter["placement"]
     index.write_text("".join(json.dumps(plain) + "\n" for plain in lines))
     (run / "rank00000" / "COMPLETE").unlink()
     return run
 
 
-def test_a_run_of_schema_1_is_read_and_compared(tmp_path):
-    old = as_schema_1(write_fake_run(tmp_path / "old"))
+@pytest.mark.parametrize("schema", [1, 2])
+def test_a_run_of_an_older_schema_is_read_and_compared(schema, tmp_path):
+    old = as_schema(write_fake_run(tmp_path / "old", level=Level.SKETCH), schema)
     new = write_fake_run(tmp_path / "new", level=Level.SKETCH)
-    assert load_run(old).manifest["schema"] == 1
-    assert all(record.digest.sketch is None for record in load_run(old).ranks[0].records)
+    assert load_run(old).manifest["schema"] == schema
+    found = any(record.digest.sketch is not None for record in load_run(old).ranks[0].records)
+    assert found == (schema == 2)
     assert any(record.digest.sketch is not None for record in load_run(new).ranks[0].records)
     assert compare_runs(old, new).status is Verdict.IDENTICAL
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"blocks": [[0, 3]]}, "blocks that make"),
+        ({"blocks": [[2, 2], [3, 2]]}, "blocks that make"),
+        ({"blocks": [[-1, 4]]}, "no placement"),
+        ({"blocks": [[0, 4, 1]]}, "no placement"),
+        ({"blocks": ["all"]}, "no placement"),
+        ({"blocks": [[0, 2.5]]}, "not a list of integers"),
+        ({"dim": 7}, "no placement"),
+        ({"dim": -1}, "no placement"),
+        ({"shape": "8"}, "ill-typed 'shape'"),
+        ({"more": 1}, "unknown key 'more'"),
+    ],
+)
+def test_a_hostile_placement_is_one_clear_error(change, message):
+    placement = {"shape": [8, 3], "dim": 0, "blocks": [[0, 2], [4, 2]], "partial": "", "copy_of": ""}
+    own = {"fqn": "w", "shape": [4, 3], "dtype": "float32", "trainable": True, "tied_to": ""}
+    whole = {"kind": "parameters", "parameters": [own | {"placement": placement}]}
+    (parsed,) = parse_line(json.dumps(whole), where="here").parameters
+    assert parsed.placement.blocks == ((0, 2), (4, 2))
+    whole["parameters"][0]["placement"] = placement | change
+    with pytest.raises(DumpError, match=message) as caught:
+        parse_line(json.dumps(whole), where="index.jsonl:2")
+    assert "index.jsonl:2" in str(caught.value)
+
+
+@pytest.mark.parametrize("part", [[1], [3, 1], [-1, 2], ["a", 2], [0, 1, 2]])
+def test_a_hostile_part_is_one_clear_error(part):
+    plain = json.loads(to_json(line())) | {"part": part}
+    with pytest.raises(DumpError, match=r"no range of elements|not a list of integers"):
+        parse_line(json.dumps(plain), where="here")

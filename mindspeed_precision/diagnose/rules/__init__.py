@@ -10,6 +10,7 @@ from mindspeed_precision.diagnose.rules import (
     layouts,
     operations,
     optimizer,
+    replicas,
     undetermined,
     unmoved,
 )
@@ -22,6 +23,7 @@ MODULES = (
     operations,
     optimizer,
     unmoved,
+    replicas,
     configuration,
     coverage,
     undetermined,

@@ -46,12 +46,19 @@ _OWN_SWITCHES = {
 _MOST = 12
 
 
+LAYOUT_ARGUMENTS = frozenset({"sequence_parallel", "use_distributed_optimizer"})
+"""Arguments that place tensors over ranks: where the layouts differ they say nothing more."""
+
+
 @rule("config.microbatches_differ")
 def microbatches(facts: Facts) -> Iterable[Finding]:
-    """Say where a step has another number of microbatches: its losses and gradients are other sums."""
+    """Say where a step has another number of microbatches: its losses and gradients are other sums.
+
+    They are counted over all data-parallel ranks, which may be more of them in one run than in the other.
+    """
     for step in facts.alignment.steps:
         for rank in facts.alignment.ranks:
-            one, two = (run.ranks[rank].microbatches.get(step) for run in (facts.baseline, facts.candidate))
+            one, two = (_microbatches(run, rank, step) for run in (facts.baseline, facts.candidate))
             if one == two:
                 continue
             yield Finding(
@@ -66,10 +73,20 @@ def microbatches(facts: Facts) -> Iterable[Finding]:
             return
 
 
+def _microbatches(run: Run, rank: int, step: int) -> int | None:
+    own = run.ranks[rank].microbatches.get(step)
+    return None if own is None else own * run.ranks[rank].coordinates.dp_size
+
+
 @rule("config.differs")
 def configuration(facts: Facts) -> Iterable[Finding]:
     """List the arguments that decide numbers and differ."""
     one, two = (_arguments(run) for run in (facts.baseline, facts.candidate))
+    if facts.alignment.layouts:
+        one, two = (
+            {name: value for name, value in found.items() if name not in LAYOUT_ARGUMENTS}
+            for found in (one, two)
+        )
     yield from _differences(
         facts,
         id_="config.differs",

@@ -1,0 +1,36 @@
+"""Rules about what several ranks hold alike."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from mindspeed_precision.diagnose.facts import Facts, names
+from mindspeed_precision.diagnose.rules.registry import rule
+from mindspeed_precision.records import Finding, ReplicasDiffer, Severity, Side
+
+
+@rule("parallel.replicas_differ")
+def replicas_differ(facts: Facts) -> Iterable[Finding]:
+    """Name the tensors of which ranks hold copies that are none: one finding for each run."""
+    by_side: dict[Side, list[ReplicasDiffer]] = defaultdict(list)
+    for difference in facts.alignment.replicas:
+        by_side[difference.side].append(difference)
+    for side, found in by_side.items():
+        first = min(found, key=lambda one: (one.key.step, one.key.microbatch))
+        groups = " and ".join(f"ranks {', '.join(map(str, ranks))}" for ranks in first.ranks)
+        yield Finding(
+            id="parallel.replicas_differ",
+            severity=Severity.ERROR,
+            confidence=0.97,
+            title=f"{names(one.key.fqn for one in found)}: the copies on different ranks of the {side.value} "
+            "differ",
+            evidence=(
+                f"{len(found)} records; first: {first.key.describe()}",
+                f"{groups} hold different bits",
+            ),
+            remedy="look at what should keep them equal: the reduction of this gradient over the "
+            "tensor-parallel, data-parallel or embedding group",
+            where=first.key,
+            explains=tuple(o.key for o in facts.origins if o.key in {one.key for one in found}),
+        )

@@ -1,0 +1,62 @@
+"""Digests of the parts of a tensor, added up to the digest of the whole, in numpy alone."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from mindspeed_precision.record.fingerprint import MASK64
+from mindspeed_precision.record.sketch import ROUNDOFF, pack, unpack
+from mindspeed_precision.records import Digest, Sketch, Statistics
+
+
+def merge_digests(digests: Sequence[Digest], sizes: Sequence[int]) -> Digest:
+    """Return the digest of a tensor from those of its disjoint parts, which number its elements as it does.
+
+    Fingerprints, counts and extrema are those of the whole, exactly; mean, norm and sketch up to rounding.
+
+    Args:
+        digests: of the parts; together they hold every element once.
+        sizes: number of elements of each part.
+    """
+    statistics = [digest.statistics for digest in digests]
+    sketches = [digest.sketch for digest in digests]
+    known = [one for one in statistics if one is not None]
+    taken = [one for one in sketches if one is not None]
+    return Digest(
+        fingerprint=sum(digest.fingerprint for digest in digests) & MASK64,
+        unordered=sum(digest.unordered for digest in digests) & MASK64,
+        statistics=_merge_statistics(known, sizes) if len(known) == len(digests) else None,
+        sketch=_merge_sketches(taken) if len(taken) == len(digests) else None,
+    )
+
+
+def _merge_statistics(parts: Sequence[Statistics], sizes: Sequence[int]) -> Statistics:
+    finite = [size - part.nans - part.infs for part, size in zip(parts, sizes, strict=True)]
+    some = [(part, count) for part, count in zip(parts, finite, strict=True) if count]
+    exponents: Counter[int] = Counter()
+    for part in parts:
+        exponents.update(part.exponents)
+    return Statistics(
+        minimum=min((part.minimum for part, _ in some), default=math.nan),
+        maximum=max((part.maximum for part, _ in some), default=math.nan),
+        mean=math.fsum(part.mean * count for part, count in some) / sum(finite) if some else math.nan,
+        l2_norm=math.hypot(*(part.l2_norm for part in parts)),
+        zeros=sum(part.zeros for part in parts),
+        nans=sum(part.nans for part in parts),
+        infs=sum(part.infs for part in parts),
+        exponents=dict(sorted(exponents.items())),
+    )
+
+
+def _merge_sketches(parts: Sequence[Sketch]) -> Sketch | None:
+    """Add sketches; their errors add up, and are stated against a sum that may be smaller than its terms."""
+    values = [unpack(part) for part in parts]
+    total = np.sum(values, axis=0)
+    size = float(np.linalg.norm(total))
+    error = sum(part.roundoff * float(np.linalg.norm(own)) for part, own in zip(parts, values, strict=True))
+    roundoff = ROUNDOFF + (error / size if size else 0.0)
+    return pack(total, roundoff=roundoff) if roundoff < 1 else None

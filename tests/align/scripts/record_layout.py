@@ -1,0 +1,84 @@
+"""Trains and records one run, alone or as a rank under torchrun: ``record_layout.py OUT JSON``.
+
+JSON: ``settings`` (of the trainer), ``steps``, ``overrides`` (of the session), ``plant`` (see ``PLANTS``).
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from mindspeed_precision.testing.recorded import record_training
+from mindspeed_precision.testing.trainer import TrainerSettings
+
+TARGET = "decoder.layers.1.mlp.linear_fc1.weight"
+PROJECTION = "decoder.layers.0.self_attention.linear_proj.weight"
+
+
+def parameter_of(trainer, name):
+    found = [p for n, p in trainer.named_parameters().items() if n.endswith(name)]
+    return found[0] if found else None
+
+
+def tensor_rank():
+    from megatron.core import parallel_state
+
+    return parallel_state.get_tensor_model_parallel_rank()
+
+
+def transposed_shard(trainer):
+    """On the last tensor-parallel rank dW of one weight lies as its transpose would."""
+    parameter = parameter_of(trainer, PROJECTION)
+    if parameter is not None and tensor_rank() == trainer.settings.tp - 1:
+        parameter.register_hook(lambda grad: grad.t().contiguous().view_as(grad))
+
+
+def scaled_gradient(trainer):
+    """The reduced gradient of one weight is 1.0003 times what it should be, on every rank."""
+    finalize = trainer.config.finalize_model_grads_func
+
+    def scaled(*args, **kwargs):
+        result = finalize(*args, **kwargs)
+        parameter = parameter_of(trainer, TARGET)
+        if parameter is not None:
+            parameter.main_grad.mul_(1.0003)
+        return result
+
+    trainer.config.finalize_model_grads_func = scaled
+
+
+def unreduced_norm(trainer):
+    """The gradient of one norm misses its sum over the tensor-parallel group (sequence parallelism)."""
+    parameter_of(trainer, "decoder.layers.1.input_layernorm.weight").sequence_parallel = False
+
+
+def scaled_stage(trainer):
+    """Every reduced gradient of the last pipeline stage, except the tied embedding's, is doubled."""
+    from megatron.core import parallel_state
+
+    finalize = trainer.config.finalize_model_grads_func
+
+    def scaled(*args, **kwargs):
+        result = finalize(*args, **kwargs)
+        if parallel_state.is_pipeline_last_stage():
+            for name, parameter in trainer.named_parameters().items():
+                if "layers" in name:
+                    parameter.main_grad.mul_(2)
+        return result
+
+    trainer.config.finalize_model_grads_func = scaled
+
+
+PLANTS = {
+    "": None,
+    **{f.__name__: f for f in (transposed_shard, scaled_gradient, unreduced_norm, scaled_stage)},
+}
+
+if __name__ == "__main__":
+    asked = json.loads(sys.argv[2])
+    record_training(
+        TrainerSettings(**asked["settings"]),
+        Path(sys.argv[1]),
+        steps=asked["steps"],
+        plant=PLANTS[asked["plant"]],
+        overrides=asked["overrides"],
+    )

@@ -1,0 +1,289 @@
+"""Real trainings in different layouts, from one start: healthy pairs agree, faults are found in place."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from mindspeed_precision.dump.reader import load_run
+from mindspeed_precision.errors import ExternalCommandError
+from mindspeed_precision.flow import compare_runs
+from mindspeed_precision.records import INIT_STEP, Diagnosis, Phase, Role, Verdict
+from mindspeed_precision.report.console import render
+from mindspeed_precision.testing.demo.launch import run_training
+
+pytestmark = [pytest.mark.torch, pytest.mark.megatron]
+
+SCRIPT = Path(__file__).parent / "scripts" / "record_layout.py"
+MODEL = {"hidden": 64, "kv_groups": 2}
+GATED = {**MODEL, "swiglu": True, "rmsnorm": True, "untie": True}
+QUIET = ("capture.level=tensor", "capture.modules=false", "capture.collectives=false")
+TARGET = "decoder.layers.1.mlp.linear_fc1.weight"
+PROJECTION = "decoder.layers.0.self_attention.linear_proj.weight"
+
+Record = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def record(megatron: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Record:
+    """Return a function that trains two steps in processes of their own, once for each call alike."""
+    folder = tmp_path_factory.mktemp("layouts")
+    known: dict[str, Path] = {}
+
+    def train(
+        processes: int,
+        *,
+        version: str = "0.17.1",
+        start: Path | None = None,
+        plant: str = "",
+        more: tuple[str, ...] = QUIET,
+        **settings,
+    ) -> Path:
+        overrides = [*more, *([f"init_from={start}"] if start else [])]
+        asked = json.dumps({"settings": settings, "steps": 2, "overrides": overrides, "plant": plant})
+        call = f"{processes} {version} {asked}"
+        if call not in known:
+            out = folder / f"run{len(known)}"
+            run_training(
+                SCRIPT,
+                [str(out), asked],
+                processes=processes,
+                megatron=megatron(version),
+                log=folder / f"{out.name}.txt",
+            )
+            known[call] = out
+        return known[call]
+
+    return train
+
+
+def compared(diagnosis: Diagnosis) -> set[tuple[Phase, Role]]:
+    return {(c.key.phase, c.key.role) for c in diagnosis.comparisons}
+
+
+EVERY_KIND = {
+    (Phase.INIT, Role.PARAM),
+    (Phase.WGRAD, Role.WGRAD),
+    (Phase.ACCUMULATE, Role.MAIN_GRAD),
+    (Phase.REDUCE, Role.REDUCED_GRAD),
+    (Phase.CLIP, Role.MAIN_GRAD),
+    (Phase.OPTIMIZER, Role.EXP_AVG),
+    (Phase.OPTIMIZER, Role.EXP_AVG_SQ),
+    (Phase.OPTIMIZER, Role.PARAM),
+}
+AFTER_REDUCTION = {kind for kind in EVERY_KIND if kind[0] not in (Phase.WGRAD, Phase.ACCUMULATE)}
+
+
+def require_healthy(diagnosis: Diagnosis, kinds: set[tuple[Phase, Role]]) -> None:
+    assert diagnosis.status is Verdict.WITHIN_TOLERANCE, render(diagnosis)
+    assert diagnosis.findings == ()
+    assert not diagnosis.unmatched
+    assert "cross_layout" in diagnosis.policy
+    assert kinds <= compared(diagnosis)
+    parameters = {p.fqn for p in load_run(diagnosis.baseline).ranks[0].parameters}
+    for kind in kinds:  # of every parameter, not of some
+        named = {c.key.fqn for c in diagnosis.comparisons if (c.key.phase, c.key.role) == kind}
+        partial = {name for name in parameters if "norm" in name or name.endswith("bias")}
+        assert named >= parameters - (partial if kind[0] in (Phase.WGRAD, Phase.ACCUMULATE) else set()), kind
+    initial = [c for c in diagnosis.comparisons if c.key.step == INIT_STEP]
+    assert {c.verdict for c in initial} == {Verdict.IDENTICAL}
+    assert len(initial) == len(parameters)
+
+
+@pytest.mark.matrix
+def test_tensor_parallel_with_every_record_of_modules_and_collectives(record):
+    baseline = record(1, more=("capture.level=tensor",), **MODEL)
+    diagnosis = compare_runs(
+        baseline, record(2, more=("capture.level=tensor",), start=baseline, tp=2, **MODEL)
+    )
+    require_healthy(diagnosis, EVERY_KIND)
+    notes = "\n".join(diagnosis.notes)
+    assert "the baseline ran as TP1 PP1 DP1, the candidate as TP2 PP1 DP1" in notes
+    assert "records incomparable: no layout rule for input in fprop" in notes
+    assert "records incomparable: no layout rule for main_grad in reduce" in notes  # collectives
+    assert not {Phase.FPROP, Phase.DGRAD} & {c.key.phase for c in diagnosis.comparisons}
+
+
+def test_sequence_parallel_with_a_gated_mlp(record):
+    baseline = record(1, **GATED)
+    candidate = record(2, start=baseline, tp=2, sequence_parallel=True, **GATED)
+    diagnosis = compare_runs(baseline, candidate)
+    require_healthy(diagnosis, EVERY_KIND)
+    assert any("not summed yet over the tensor-parallel group" in note for note in diagnosis.notes)
+    gate = next(p for p in load_run(candidate).ranks[1].parameters if p.fqn == TARGET)
+    assert gate.placement.blocks == ((128, 128), (384, 128))  # of 512 rows: the gate, then the other half
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("version", ["0.12.1", "0.16.1", "0.18.2", "0.19.2"])
+def test_versions_of_the_core(version, record):
+    """Before 0.16 the attribute of a gated MLP does not say that its shards interleave."""
+    baseline = record(1, version=version, **GATED)
+    candidate = record(2, version=version, start=baseline, tp=2, sequence_parallel=True, **GATED)
+    require_healthy(compare_runs(baseline, candidate), EVERY_KIND)
+
+
+@pytest.mark.matrix
+def test_statistics_alone_merge_too(record):
+    more = ("capture.modules=false", "capture.collectives=false")
+    kept = "capture.rules=[{role: param, phase: init, level: tensor}]"
+    baseline = record(1, more=(*more, kept), **MODEL)
+    diagnosis = compare_runs(baseline, record(2, more=more, start=baseline, tp=2, **MODEL))
+    require_healthy(diagnosis, EVERY_KIND)
+    assert any("judged by norm, minimum and maximum alone" in note for note in diagnosis.notes)
+
+
+@pytest.mark.matrix
+def test_a_transposed_shard_is_found_at_its_weight(record):
+    baseline = record(1, **MODEL)
+    diagnosis = compare_runs(baseline, record(2, start=baseline, plant="transposed_shard", tp=2, **MODEL))
+    first = diagnosis.first_divergence
+    assert (first.key.fqn, first.key.role, first.key.step) == (PROJECTION, Role.WGRAD, 0)
+    assert first.held_by == (0, 1)
+    assert "ranks 0, 1" in render(diagnosis)
+
+
+def test_a_gradient_off_by_three_in_ten_thousand_is_found(record):
+    baseline = record(1, **MODEL)
+    diagnosis = compare_runs(baseline, record(2, start=baseline, plant="scaled_gradient", tp=2, **MODEL))
+    first = diagnosis.first_divergence
+    assert (first.key.fqn, first.key.role, first.key.step) == (TARGET, Role.REDUCED_GRAD, 0)
+    assert len([o for o in diagnosis.origins if o.key.step == 0]) == 1
+
+
+@pytest.mark.matrix
+def test_bfloat16_and_the_same_fault_in_it(record):
+    baseline = record(1, dtype="bf16", **MODEL)
+    healthy = compare_runs(baseline, record(2, start=baseline, dtype="bf16", tp=2, **MODEL))
+    require_healthy(healthy, {*EVERY_KIND, (Phase.OPTIMIZER, Role.MASTER_PARAM)})
+    candidate = record(2, start=baseline, plant="scaled_gradient", dtype="bf16", tp=2, **MODEL)
+    diagnosis = compare_runs(baseline, candidate)
+    first = diagnosis.first_divergence
+    assert (first.key.fqn, first.key.role, first.key.step) == (TARGET, Role.REDUCED_GRAD, 0)
+    assert first.comparison.metrics["gain_change"] == pytest.approx(3e-4, rel=1e-2)
+    assert "1.000300" in first.comparison.reason
+
+
+def test_a_norm_without_its_reduction_is_found(record):
+    baseline = record(1, **GATED)
+    candidate = record(2, start=baseline, plant="unreduced_norm", tp=2, sequence_parallel=True, **GATED)
+    diagnosis = compare_runs(baseline, candidate)
+    name = "decoder.layers.1.input_layernorm.weight"
+    assert diagnosis.first_divergence.key.fqn == name
+    (finding,) = [f for f in diagnosis.findings if f.id == "parallel.replicas_differ"]
+    assert finding.where.fqn == name
+    assert "ranks 0 and ranks 1 hold different bits" in finding.evidence[1]
+
+
+WHOLE = ("capture.level=tensor",)
+
+
+def require_same_activations(diagnosis: Diagnosis) -> None:
+    """Before any update has summed in another order, every module of a layer gives and gets the same bits."""
+    first = [
+        c for c in diagnosis.comparisons if c.key.step == 0 and c.key.phase in (Phase.FPROP, Phase.DGRAD)
+    ]
+    assert {(c.key.phase, c.key.role) for c in first} == {
+        (Phase.FPROP, Role.INPUT),
+        (Phase.FPROP, Role.OUTPUT),
+        (Phase.DGRAD, Role.GRAD_INPUT),
+        (Phase.DGRAD, Role.GRAD_OUTPUT),
+    }
+    names = {c.key.fqn for c in first}
+    assert {
+        "embedding.word_embeddings",
+        "decoder.layers.0.mlp",
+        "decoder.layers.1.mlp",
+        "output_layer",
+    } <= names
+    assert not {"", "decoder", "collective"} & names
+    assert {c.verdict for c in first} == {Verdict.IDENTICAL}
+    assert any("no layout rule for what has parts on several stages" in note for note in diagnosis.notes)
+
+
+@pytest.mark.matrix
+def test_pipeline_parallel_with_a_tied_embedding(record):
+    baseline = record(1, more=WHOLE, **MODEL)
+    diagnosis = compare_runs(baseline, record(2, more=WHOLE, start=baseline, pp=2, **MODEL))
+    require_healthy(diagnosis, AFTER_REDUCTION)
+    require_same_activations(diagnosis)
+    wgrads = {c.key.fqn for c in diagnosis.comparisons if c.key.phase is Phase.WGRAD}
+    assert {PROJECTION, TARGET, "decoder.final_layernorm.weight"} <= wgrads
+    assert "embedding.word_embeddings.weight" not in wgrads  # a sum over two stages
+
+
+@pytest.mark.matrix
+def test_interleaved_pipeline_stages(record):
+    baseline = record(1, more=WHOLE, layers=4, **MODEL)
+    diagnosis = compare_runs(baseline, record(2, more=WHOLE, start=baseline, layers=4, pp=2, vpp=2, **MODEL))
+    require_healthy(diagnosis, AFTER_REDUCTION)
+    require_same_activations(diagnosis)
+
+
+@pytest.mark.matrix
+def test_pipeline_stages_of_tensor_parallel_ranks(record):
+    """Activations are compared rank by rank of the tensor-parallel group, parameters whole."""
+    start = record(1, more=WHOLE, **GATED)
+    baseline = record(2, more=WHOLE, start=start, tp=2, sequence_parallel=True, **GATED)
+    candidate = record(4, more=WHOLE, start=start, tp=2, pp=2, sequence_parallel=True, **GATED)
+    diagnosis = compare_runs(baseline, candidate)
+    assert diagnosis.status in (Verdict.IDENTICAL, Verdict.WITHIN_TOLERANCE), render(diagnosis)
+    assert diagnosis.findings == ()
+    require_same_activations(diagnosis)
+    assert {c.pair.rank for c in diagnosis.comparisons if c.key.phase is Phase.FPROP} == {0, 1}
+    assert {c.pair.rank for c in diagnosis.comparisons if c.key.phase is Phase.REDUCE} == {0}
+
+
+@pytest.mark.matrix
+def test_a_scaled_pipeline_stage_is_found(record):
+    baseline = record(1, more=WHOLE, **MODEL)
+    candidate = record(2, more=WHOLE, start=baseline, plant="scaled_stage", pp=2, **MODEL)
+    diagnosis = compare_runs(baseline, candidate)
+    first = diagnosis.first_divergence
+    assert (first.key.role, first.key.step, first.held_by) == (Role.REDUCED_GRAD, 0, (1,))
+    wrong = {o.key.fqn for o in diagnosis.origins if o.key.role is Role.REDUCED_GRAD and o.key.step == 0}
+    assert wrong
+    assert all(name.startswith("decoder.layers.1.") for name in wrong)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("distributed", [False, True], ids=["plain", "distributed optimizer"])
+def test_data_parallel(distributed, record):
+    first = record(1, **MODEL)
+    baseline = record(1, start=first, microbatches=4, **MODEL)
+    candidate = record(2, start=first, microbatches=2, distributed_optimizer=distributed, **MODEL)
+    diagnosis = compare_runs(baseline, candidate)
+    require_healthy(diagnosis, AFTER_REDUCTION)
+    assert Phase.WGRAD not in {c.key.phase for c in diagnosis.comparisons}
+    assert any("the batch is split otherwise" in note for note in diagnosis.notes)
+
+
+@pytest.mark.matrix
+def test_four_ranks_of_both_kinds(record):
+    baseline = record(1, layers=2, **GATED)
+    candidate = record(4, start=baseline, tp=2, pp=2, sequence_parallel=True, layers=2, **GATED)
+    require_healthy(compare_runs(baseline, candidate), AFTER_REDUCTION)
+    first = record(2, start=baseline, layers=2, **GATED)
+    last = record(4, start=baseline, layers=2, tp=2, distributed_optimizer=True, **GATED)
+    require_healthy(compare_runs(first, last), EVERY_KIND)  # lanes: the batch is split alike
+
+
+def log_of(error: ExternalCommandError) -> str:
+    return Path(error.remedy.removeprefix("read ")).read_text(encoding="utf-8")
+
+
+@pytest.mark.matrix
+def test_a_start_needs_elements_of_the_same_model(record):
+    thin = record(1, more=("capture.modules=false",), **MODEL)
+    kept = record(1, **MODEL)
+    with pytest.raises(ExternalCommandError) as caught:
+        record(2, start=thin, tp=2, **MODEL)
+    assert "did not keep the elements of" in log_of(caught.value)
+    with pytest.raises(ExternalCommandError) as caught:
+        record(1, start=kept, hidden=32)
+    assert "is of another kind" in log_of(caught.value)

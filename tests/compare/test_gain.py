@@ -1,0 +1,53 @@
+"""What the reduction multiplies a gradient by: seen where the gradient itself is too coarse to show it."""
+
+from __future__ import annotations
+
+import pytest
+
+from mindspeed_precision.align import align
+from mindspeed_precision.compare import load_policy, make_context
+from mindspeed_precision.compare.gain import Gains
+from mindspeed_precision.dump.reader import load_run
+from mindspeed_precision.records import Level, Phase, Role
+from mindspeed_precision.testing.fake_runs import LINEAR, plant, rounded, scaled, write_fake_run
+
+COARSE = plant(phase="wgrad", role="wgrad", value=rounded(roundings=2.0**17))  # as bfloat16: half a percent
+REDUCTION = plant(phase="reduce", role="reduced_grad", fqn=f"{LINEAR}.weight", value=scaled(1.0003))
+
+
+def changes(directory, *plants, level=Level.STATISTICS, ranks=1):
+    """Return the change of gain of every reduced gradient by name, and the largest change of a norm."""
+    one = load_run(write_fake_run(directory / "one", level=level, ranks=ranks))
+    two = load_run(write_fake_run(directory / "two", level=level, ranks=ranks, plants=plants))
+    aligned = align(one, two)
+    gains = Gains(one, two, aligned.pairs)
+    reduced = [p for p in aligned.pairs if (p.key.phase, p.key.role) == (Phase.REDUCE, Role.REDUCED_GRAD)]
+    assert reduced
+    return {p.key.fqn: gains.change(p) for p in reduced if p.key.step == 0}
+
+
+def test_a_coarse_gradient_keeps_its_gain(tmp_path):
+    found = changes(tmp_path, COARSE)
+    assert all(abs(change) < 1e-6 for change in found.values())
+
+
+def test_a_scaled_reduction_shows_under_coarse_gradients(tmp_path):
+    found = changes(tmp_path, COARSE, REDUCTION)
+    assert found.pop(f"{LINEAR}.weight") == pytest.approx(3e-4, rel=1e-2)
+    assert all(abs(change) < 1e-6 for change in found.values())
+
+
+def test_nothing_is_known_of_a_sum_over_ranks_or_without_norms(tmp_path):
+    assert set(changes(tmp_path / "a", REDUCTION, ranks=2).values()) == {None}
+    assert set(changes(tmp_path / "b", REDUCTION, level=Level.FINGERPRINT).values()) == {None}
+
+
+def test_the_policies_of_layouts_alone_look_at_it(tmp_path):
+    one = load_run(write_fake_run(tmp_path / "one"))
+    pairs = align(one, one).pairs
+    bounded = {
+        name: any(rule.max_gain_change for rule in load_policy(name).rules)
+        for name in ("cross_layout", "cross_framework")
+    }
+    assert bounded == {"cross_layout": True, "cross_framework": False}
+    assert make_context(one, one, pairs, load_policy("cross_layout")).model == "float32"
