@@ -17,7 +17,7 @@ from mindspeed_precision.records import INIT_STEP, Diagnosis, Phase, Role, Verdi
 from mindspeed_precision.report.console import render
 from mindspeed_precision.testing.demo.launch import run_training
 
-pytestmark = [pytest.mark.torch, pytest.mark.megatron]
+pytestmark = [pytest.mark.torch, pytest.mark.megatron, pytest.mark.matrix]
 
 SCRIPT = Path(__file__).parent / "scripts" / "record_layout.py"
 MODEL = {"hidden": 64, "kv_groups": 2}
@@ -95,7 +95,6 @@ def require_healthy(diagnosis: Diagnosis, kinds: set[tuple[Phase, Role]]) -> Non
     assert len(initial) == len(parameters)
 
 
-@pytest.mark.matrix
 def test_tensor_parallel_with_every_record_of_modules_and_collectives(record):
     baseline = record(1, more=("capture.level=tensor",), **MODEL)
     diagnosis = compare_runs(
@@ -119,7 +118,7 @@ def test_sequence_parallel_with_a_gated_mlp(record):
     assert gate.placement.blocks == ((128, 128), (384, 128))  # of 512 rows: the gate, then the other half
 
 
-@pytest.mark.matrix
+@pytest.mark.long
 @pytest.mark.parametrize("version", ["0.12.1", "0.16.1", "0.18.2", "0.19.2"])
 def test_versions_of_the_core(version, record):
     """Before 0.16 the attribute of a gated MLP does not say that its shards interleave."""
@@ -128,7 +127,7 @@ def test_versions_of_the_core(version, record):
     require_healthy(compare_runs(baseline, candidate), EVERY_KIND)
 
 
-@pytest.mark.matrix
+@pytest.mark.long
 def test_statistics_alone_merge_too(record):
     more = ("capture.modules=false", "capture.collectives=false")
     kept = "capture.rules=[{role: param, phase: init, level: tensor}]"
@@ -138,7 +137,6 @@ def test_statistics_alone_merge_too(record):
     assert any("judged by norm, minimum and maximum alone" in note for note in diagnosis.notes)
 
 
-@pytest.mark.matrix
 def test_a_transposed_shard_is_found_at_its_weight(record):
     baseline = record(1, **MODEL)
     diagnosis = compare_runs(baseline, record(2, start=baseline, plant="transposed_shard", tp=2, **MODEL))
@@ -156,7 +154,6 @@ def test_a_gradient_off_by_three_in_ten_thousand_is_found(record):
     assert len([o for o in diagnosis.origins if o.key.step == 0]) == 1
 
 
-@pytest.mark.matrix
 def test_bfloat16_and_the_same_fault_in_it(record):
     baseline = record(1, dtype="bf16", **MODEL)
     healthy = compare_runs(baseline, record(2, start=baseline, dtype="bf16", tp=2, **MODEL))
@@ -206,7 +203,6 @@ def require_same_activations(diagnosis: Diagnosis) -> None:
     assert any("no layout rule for what has parts on several stages" in note for note in diagnosis.notes)
 
 
-@pytest.mark.matrix
 def test_pipeline_parallel_with_a_tied_embedding(record):
     baseline = record(1, more=WHOLE, **MODEL)
     diagnosis = compare_runs(baseline, record(2, more=WHOLE, start=baseline, pp=2, **MODEL))
@@ -217,7 +213,7 @@ def test_pipeline_parallel_with_a_tied_embedding(record):
     assert "embedding.word_embeddings.weight" not in wgrads  # a sum over two stages
 
 
-@pytest.mark.matrix
+@pytest.mark.long
 def test_interleaved_pipeline_stages(record):
     baseline = record(1, more=WHOLE, layers=4, **MODEL)
     diagnosis = compare_runs(baseline, record(2, more=WHOLE, start=baseline, layers=4, pp=2, vpp=2, **MODEL))
@@ -225,7 +221,7 @@ def test_interleaved_pipeline_stages(record):
     require_same_activations(diagnosis)
 
 
-@pytest.mark.matrix
+@pytest.mark.long
 def test_pipeline_stages_of_tensor_parallel_ranks(record):
     """Activations are compared rank by rank of the tensor-parallel group, parameters whole."""
     start = record(1, more=WHOLE, **GATED)
@@ -239,7 +235,6 @@ def test_pipeline_stages_of_tensor_parallel_ranks(record):
     assert {c.pair.rank for c in diagnosis.comparisons if c.key.phase is Phase.REDUCE} == {0}
 
 
-@pytest.mark.matrix
 def test_a_scaled_pipeline_stage_is_found(record):
     baseline = record(1, more=WHOLE, **MODEL)
     candidate = record(2, more=WHOLE, start=baseline, plant="scaled_stage", pp=2, **MODEL)
@@ -251,8 +246,10 @@ def test_a_scaled_pipeline_stage_is_found(record):
     assert all(name.startswith("decoder.layers.1.") for name in wrong)
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize("distributed", [False, True], ids=["plain", "distributed optimizer"])
+@pytest.mark.parametrize(
+    "distributed",
+    [pytest.param(False, id="plain", marks=pytest.mark.long), pytest.param(True, id="distributed optimizer")],
+)
 def test_data_parallel(distributed, record):
     first = record(1, **MODEL)
     baseline = record(1, start=first, microbatches=4, **MODEL)
@@ -263,7 +260,7 @@ def test_data_parallel(distributed, record):
     assert any("the batch is split otherwise" in note for note in diagnosis.notes)
 
 
-@pytest.mark.matrix
+@pytest.mark.long
 def test_four_ranks_of_both_kinds(record):
     baseline = record(1, layers=2, **GATED)
     candidate = record(4, start=baseline, tp=2, pp=2, sequence_parallel=True, layers=2, **GATED)
@@ -277,7 +274,6 @@ def log_of(error: ExternalCommandError) -> str:
     return Path(error.remedy.removeprefix("read ")).read_text(encoding="utf-8")
 
 
-@pytest.mark.matrix
 def test_a_start_needs_elements_of_the_same_model(record):
     thin = record(1, more=("capture.modules=false",), **MODEL)
     kept = record(1, **MODEL)
