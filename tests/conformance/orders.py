@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from mindspeed_precision.errors import PatchError
 from mindspeed_precision.patching import audit as audit_module
 from mindspeed_precision.patching import session as session_module
-from mindspeed_precision.patching.declare import load_declarations
+from mindspeed_precision.patching.declare import load_declarations, parse_requirement
 from mindspeed_precision.patching.lookup import module_bindings, namespace_of, raw_attribute, set_attribute
 from mindspeed_precision.patching.resolve import resolve
 from mindspeed_precision.patching.session import PatchSession, Status
@@ -263,16 +263,24 @@ def broken_engines(declarations):
     return reports
 
 
+def can_be_here(declaration):
+    """Tell whether a target and what it requires are installed, without importing more than their roots."""
+    required = [parse_requirement(text).name for text in declaration.requires]
+    return all(is_installed(module) for module in (declaration.module, *required))
+
+
+def is_installed(module):
+    """Tell whether the package of a module is here."""
+    root, *rest = module.split(".")
+    return find_spec(root) is not None and (not rest or find_spec(f"{root}.{rest[0]}") is not None)
+
+
 def main():
     from mindspeed_precision.testing import cpu
 
     cpu.install()
     declarations = load_declarations()
-    here = [
-        d
-        for d in declarations
-        if not d.if_loaded and find_spec(".".join(d.module.split(".")[:2])) is not None
-    ]
+    here = [d for d in declarations if not d.if_loaded and can_be_here(d)]
     report = {"before_import": apply_before_import(here)}
     outcomes = {d.name: resolve(d) for d in declarations}
     report["outcomes"] = {name: [r.outcome.value, r.refused, r.reason] for name, r in outcomes.items()}
