@@ -26,7 +26,9 @@ from mindspore._c_expression import TensorPy
 from mindspeed_precision.backends.base import HostTensor
 from mindspeed_precision.backends.digest_kernel import digest_on_host
 from mindspeed_precision.errors import PrecisionError
-from mindspeed_precision.records import Digest, Layout
+from mindspeed_precision.record.placement import canonical_index
+from mindspeed_precision.record.statistics import digest_host
+from mindspeed_precision.records import Digest, Layout, Part
 
 _BITS_ONLY = ("hifloat8",)
 """Element types whose numbers ``record.elements`` does not know: they get fingerprints, no statistics."""
@@ -85,6 +87,29 @@ class MindSporeBackend:
         host = self.snapshot(tensor)
         numbers = host.dtype not in _BITS_ONLY
         return digest_on_host(host, statistics=statistics and numbers, sketch=sketch and numbers)
+
+    def begin_placed_digest(
+        self, tensor: Any, part: Part, *, statistics: bool, sketch: bool = False
+    ) -> Digest:
+        """Return the digest of a part of a canonical tensor, with its elements numbered as they are there.
+
+        Raises:
+            PrecisionError: as ``begin_digest``; or the tensor does not have the part's number of elements.
+        """
+        host = self.snapshot(tensor)
+        if host.bits.size != part.stop - part.start:
+            raise PrecisionError(
+                "not the part of the parameter that it should be",
+                found=f"{host.bits.size} of {host.dtype}",
+                expected=f"{part.stop - part.start} real numbers",
+            )
+        numbers = host.dtype not in _BITS_ONLY
+        return digest_host(
+            host,
+            statistics=statistics and numbers,
+            sketch=sketch and numbers,
+            index=None if part.whole else canonical_index(part),
+        )
 
     def finish_digests(self, handles: Sequence[Digest]) -> list[Digest]:
         """Return the digests; there is nothing left to wait for."""

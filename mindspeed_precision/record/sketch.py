@@ -89,15 +89,19 @@ def sketch_values(numbers: NDArray[Any], *, index: NDArray[np.int64] | None = No
     return total
 
 
-def sketch_host(host: HostTensor) -> Sketch | None:
+def sketch_host(host: HostTensor, *, index: NDArray[np.int64] | None = None) -> Sketch | None:
     """Return the sketch of a tensor on the host; None where it gets none (``has_sketch``, ``pack``).
+
+    Args:
+        host: the tensor.
+        index: as for ``sketch_values``.
 
     Raises:
         IncomparableError: the element type has no known numbers.
     """
     if not has_sketch(host.dtype, host.bits.size):
         return None
-    return pack(sketch_values(to_numbers(host)), roundoff=ROUNDOFF)
+    return pack(sketch_values(to_numbers(host), index=index), roundoff=ROUNDOFF)
 
 
 def turns(blocks: NDArray[np.uint64]) -> NDArray[np.uint64]:

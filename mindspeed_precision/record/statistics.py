@@ -50,18 +50,26 @@ def statistics_of(numbers: NDArray[Any]) -> Statistics:
     )
 
 
-def digest_host(host: HostTensor, *, statistics: bool, sketch: bool = False) -> Digest:
+def digest_host(
+    host: HostTensor, *, statistics: bool, sketch: bool = False, index: NDArray[np.int64] | None = None
+) -> Digest:
     """Return the digest of a tensor on the host.
+
+    Args:
+        host: the tensor.
+        statistics: also the moments.
+        sketch: also the sketch.
+        index: canonical index of each element, for a shard of a larger tensor; None: it is whole.
 
     Raises:
         IncomparableError: more than fingerprints was asked for and the element type has no known numbers.
     """
-    ordered, unordered = fingerprints(host.bits)
+    ordered, unordered = fingerprints(host.bits, index=index)
     return Digest(
         fingerprint=ordered,
         unordered=unordered,
         statistics=statistics_of(to_numbers(host)) if statistics else None,
-        sketch=sketch_host(host) if sketch else None,
+        sketch=sketch_host(host, index=index) if sketch else None,
     )
 
 

@@ -21,6 +21,7 @@ from mindspeed_precision.backends.base import HostTensor  # noqa: E402
 from mindspeed_precision.errors import PrecisionError  # noqa: E402
 from mindspeed_precision.record.sketch import has_sketch  # noqa: E402
 from mindspeed_precision.record.statistics import digest_host  # noqa: E402
+from mindspeed_precision.records import Part, Placement  # noqa: E402
 
 pytestmark = pytest.mark.mindspore
 
@@ -326,3 +327,24 @@ def test_digests_come_back_in_order():
     handles = [BACKEND.begin_digest(tensor, statistics=False) for tensor in tensors]
     assert BACKEND.finish_digests(handles) == [digest(tensor, statistics=False) for tensor in tensors]
     assert BACKEND.finish_digests([]) == []
+
+
+def test_shards_are_numbered_as_the_whole_and_add_up():
+    whole = np.random.default_rng(5).standard_normal((6, 8)).astype(np.float32)
+    expected = digest_host(HostTensor(bits=whole.view(np.uint32), dtype="float32"), statistics=True)
+    parts = []
+    for rank in range(2):
+        placement = Placement(shape=(6, 8), dim=1, blocks=((4 * rank, 4),))
+        held = Tensor(np.ascontiguousarray(whole[:, 4 * rank : 4 * rank + 4]))
+        part = Part(placement=placement, start=0, stop=24)
+        parts.append(load_backend("mindspore").begin_placed_digest(held, part, statistics=True))
+    mask = (1 << 64) - 1
+    assert sum(one.fingerprint for one in parts) & mask == expected.fingerprint
+    assert sum(one.unordered for one in parts) & mask == expected.unordered
+    assert max(one.statistics.maximum for one in parts) == expected.statistics.maximum
+
+
+def test_a_part_of_another_size_is_refused():
+    part = Part(placement=Placement(shape=(4,), dim=0, blocks=((0, 2),)), start=0, stop=2)
+    with pytest.raises(PrecisionError, match="not the part of the parameter"):
+        load_backend("mindspore").begin_placed_digest(Tensor(np.ones(3, np.float32)), part, statistics=True)
