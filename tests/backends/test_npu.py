@@ -17,7 +17,7 @@ import pytest
 
 from mindspeed_precision.backends import npu
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.matrix]  # processes that import torch, one a test
 
 ROOT = Path(__file__).parents[2]
 METADATA = "Metadata-Version: 2.1\nName: torch-npu\nVersion: 9.9\n"

@@ -78,6 +78,7 @@ def test_torch_agrees_with_the_definition(in_torch):
         assert (found["fingerprint"], found["unordered"]) == (wanted.fingerprint, wanted.unordered), name
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("environment", "framework"),
     [

@@ -282,6 +282,7 @@ def test_bounds_grow_with_the_updates(tmp_path):
     assert excused(2) is Verdict.WITHIN_TOLERANCE  # after two updates of 0.01: noise may be 4e-2
 
 
+@pytest.mark.matrix
 @settings(max_examples=8, deadline=None)
 @given(seed=st.integers(0, 1000), roundings=st.floats(0.5, 16))
 def test_kernels_that_round_are_never_a_finding(seed, roundings, tmp_path_factory):
