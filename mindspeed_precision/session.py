@@ -23,7 +23,7 @@ from mindspeed_precision.backends.detect import TORCH, capture_backend, loaded_f
 from mindspeed_precision.backends.npu import npu_module
 from mindspeed_precision.config import Settings, load_settings
 from mindspeed_precision.errors import ConfigError, PatchError
-from mindspeed_precision.patching.declare import Effect, load_declarations, select
+from mindspeed_precision.patching.declare import Effect, load_declarations, select, shipped_groups
 from mindspeed_precision.patching.session import PatchAudit, PatchSession
 from mindspeed_precision.records import Finding
 
@@ -200,9 +200,8 @@ class Session:
 
     def _install_patches(self) -> None:
         groups = [*CORE_PATCHES, *LOOP_PATCHES] if self._driven else self._groups_for_model()
-        shipped = {declaration.group for declaration in load_declarations()}
         declarations = load_declarations(self.settings.patches.search_path)
-        own = sorted({d.group for d in declarations if d.effect is Effect.OBSERVE} - shipped)
+        own = sorted({d.group for d in declarations if d.effect is Effect.OBSERVE} - shipped_groups())
         groups += [*_framework_groups(), *own]
         chosen = select(declarations, groups=groups, names=self.settings.remedies)
         self._patches = PatchSession(chosen, allow_external=self.settings.patches.allow_external)

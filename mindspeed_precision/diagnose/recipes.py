@@ -3,34 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import TypeVar
 
-from mindspeed_precision.diagnose.facts import Facts
 from mindspeed_precision.errors import ReplayError
-from mindspeed_precision.records import Finding, Origin, Replay, ReplayRecipe, Side
+from mindspeed_precision.records import Origin, ReplayRecipe, Side
+
+_Result = TypeVar("_Result")
 
 
-def first_replayed(
-    facts: Facts, finding: Finding, replay: Callable[[Facts, Origin], Replay], *, nothing: str
-) -> Replay:
-    """Return the replay of the first origin of a finding that can be replayed.
+def first_possible(
+    origins: Iterable[Origin], attempt: Callable[[Origin], _Result], *, nothing: str
+) -> _Result:
+    """Return what ``attempt`` makes of the first origin that it can do something with.
 
     Args:
-        facts: everything that is known.
-        finding: whose origins are tried, in order.
-        replay: replays one, or raises ReplayError.
-        nothing: what is said where the finding concerns no such origin.
+        origins: tried in order.
+        attempt: raises ReplayError where it cannot.
+        nothing: what is said where there is no origin.
 
     Raises:
-        ReplayError: none can be replayed; says why of the first one.
+        ReplayError: of none; says why of the first one.
         DumpError: elements that the index promises cannot be read.
     """
     reason: ReplayError | None = None
-    for origin in facts.origins:
-        if origin.key in finding.explains:
-            try:
-                return replay(facts, origin)
-            except ReplayError as error:
-                reason = reason or error
+    for origin in origins:
+        try:
+            return attempt(origin)
+        except ReplayError as error:  # noqa: PERF203  (a handful of origins, each reads files)
+            reason = reason or error
     raise reason or ReplayError(nothing)
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from mindspeed_precision.backends.base import HostTensor
 from mindspeed_precision.diagnose.facts import Facts, pair_of
 from mindspeed_precision.diagnose.graph import Node
-from mindspeed_precision.diagnose.recipes import first_replayed, proves
+from mindspeed_precision.diagnose.recipes import first_possible, proves
 from mindspeed_precision.diagnose.storage import may_be_misread, read_ignoring_layout
 from mindspeed_precision.errors import ReplayError
 from mindspeed_precision.record.elements import to_bits, to_numbers
@@ -43,7 +43,10 @@ def replay_accumulation(facts: Facts, finding: Finding) -> Replay:
         ReplayError: nothing can be replayed; says why of the first sum.
         DumpError: elements that the index promises cannot be read.
     """
-    return first_replayed(facts, finding, _replay, nothing="no accumulation among its records")
+    origins = (origin for origin in facts.origins if origin.key in finding.explains)
+    return first_possible(
+        origins, lambda origin: _replay(facts, origin), nothing="no accumulation among its records"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

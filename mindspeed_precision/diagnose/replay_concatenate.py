@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from mindspeed_precision.diagnose.facts import Facts
 from mindspeed_precision.diagnose.moved import MOST_PARTS, Move, move_of
-from mindspeed_precision.diagnose.recipes import first_replayed, gives_only, proves
+from mindspeed_precision.diagnose.recipes import first_possible, gives_only, proves
 from mindspeed_precision.diagnose.storage import may_be_misread, read_ignoring_layout
 from mindspeed_precision.errors import ReplayError
 from mindspeed_precision.record.elements import to_numbers
@@ -81,7 +81,10 @@ def replay_concatenation(facts: Facts, finding: Finding) -> Replay:
         ReplayError: nothing can be replayed, or no arrangement gives either side; says why.
         DumpError: elements that the index promises cannot be read.
     """
-    return first_replayed(facts, finding, _replay, nothing="no gradient among its records")
+    origins = (origin for origin in facts.origins if origin.key in finding.explains)
+    return first_possible(
+        origins, lambda origin: _replay(facts, origin), nothing="no gradient among its records"
+    )
 
 
 def _replay(facts: Facts, origin: Origin) -> Replay:

@@ -21,7 +21,7 @@ import numpy as np
 
 from mindspeed_precision.backends.base import HostTensor
 from mindspeed_precision.diagnose.facts import Facts, pair_of
-from mindspeed_precision.diagnose.recipes import proves
+from mindspeed_precision.diagnose.recipes import first_possible, proves
 from mindspeed_precision.errors import ReplayError
 from mindspeed_precision.records import (
     Finding,
@@ -69,18 +69,15 @@ def _choose(facts: Facts, finding: Finding) -> _Gemm:
     Raises:
         ReplayError: there is none; says why of the first one.
     """
-    reason: ReplayError | None = None
-    for origin in facts.origins:
-        if (
-            origin.key in finding.explains
-            and origin.key.phase is Phase.WGRAD
-            and origin.key.role is Role.WGRAD
-        ):
-            try:
-                return _gemm(facts, origin)
-            except ReplayError as error:
-                reason = reason or error
-    raise reason or ReplayError("no GEMM among the records that it concerns")
+    origins = (
+        origin
+        for origin in facts.origins
+        if origin.key in finding.explains
+        and origin.key.phase is Phase.WGRAD
+        and origin.key.role is Role.WGRAD
+    )
+    nothing = "no GEMM among the records that it concerns"
+    return first_possible(origins, lambda origin: _gemm(facts, origin), nothing=nothing)
 
 
 def _gemm(facts: Facts, origin: Origin) -> _Gemm:

@@ -145,6 +145,11 @@ def load_declarations(search_path: Sequence[str | Path] = ()) -> tuple[PatchDecl
     return tuple(declarations)
 
 
+def shipped_groups() -> frozenset[str]:
+    """Return the groups of the declarations that ship: a file's name is its group's."""
+    return frozenset(file.stem for file in data_directory("patches").glob("*.yaml"))
+
+
 def select(
     declarations: Iterable[PatchDeclaration], *, groups: Sequence[str] = (), names: Sequence[str] = ()
 ) -> tuple[PatchDeclaration, ...]:
