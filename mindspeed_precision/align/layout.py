@@ -9,13 +9,15 @@ is listed as incomparable, with the reason, and never compared.
 What modules receive and return is placed where the runs split it alike and differ by pipeline stages alone:
 it is then the same tensor on another rank, except of a module that has parts on several stages.
 
-In the canonical run a "rank" is a lane: one per data-parallel rank where both runs have as many of them,
-since each then sees the same part of the batch, and of each one per tensor-parallel rank where activations
-are placed; else one. Parameters are in the first lane of those that see the same part of the batch.
+In the canonical run a "rank" is a lane (``Lanes``): one per data-parallel rank where both runs have as many
+of them, since each then sees the same part of the batch; of each one per context-parallel rank where both
+split the sequence alike; of each one per tensor-parallel rank where activations are placed; else one.
+Parameters are in the first lane of those that see the same part of the batch.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,7 +27,6 @@ import numpy as np
 
 from mindspeed_precision.backends.base import HostTensor
 from mindspeed_precision.dump.reader import RankRecords, Run
-from mindspeed_precision.errors import IncomparableError
 from mindspeed_precision.record.merge import merge_digests
 from mindspeed_precision.record.placement import canonical_index, parameter_of
 from mindspeed_precision.records import (
@@ -48,8 +49,11 @@ _NOBODYS = "collective"
 
 _BEFORE_REDUCTION = frozenset({Phase.WGRAD, Phase.ACCUMULATE})
 _OF_BATCH = frozenset({Role.LOSS, Role.BATCH})
-_SIZES_WITHOUT_RULE = ("cp_size", "ep_size")
 _OTHER_BATCHES = "the batch is split otherwise over the data-parallel ranks"
+_OTHER_TOKENS = "not summed yet over the context-parallel group"
+_OTHER_EXPERT_TOKENS = "an expert's tokens come from other ranks"
+_EXPERT = re.compile(r".*\.experts(?:\..*)?")
+"""Names of what has the tokens of all ranks over which experts are distributed."""
 _SETTINGS = (
     ("transformer_config", "sequence_parallel"),
     ("transformer_config", "virtual_pipeline_model_parallel_size"),
@@ -71,13 +75,27 @@ def layout_of(run: Run) -> dict[str, object]:
         found = config.get(section) if isinstance(config, dict) else None
         value = found.get(name) if isinstance(found, dict) else None
         sizes[name] = value if value not in (False, 1) or value is True else None  # False and one chunk: off
+    sizes["etp_size"] = _expert_tensor_size(config, _first(run).coordinates)
     return sizes
+
+
+def _expert_tensor_size(config: object, where: RankCoordinates) -> int | None:
+    """Return over how many ranks a weight of an expert is split; None for a model without experts."""
+    transformer = config.get("transformer_config") if isinstance(config, dict) else None
+    found = transformer if isinstance(transformer, dict) else {}
+    size = found.get("expert_tensor_parallel_size")
+    if not found.get("num_moe_experts"):
+        return None
+    return size if isinstance(size, int) else where.tp_size
 
 
 def describe_layout(run: Run) -> str:
     """Return a layout as a person writes it: ``TP2 PP1 DP1, sequence parallel``."""
     layout = layout_of(run)
     sizes = [f"{name[:2].upper()}{layout[name]}" for name in ("tp_size", "pp_size", "dp_size")]
+    sizes += [f"{name[:2].upper()}{layout[name]}" for name in ("cp_size", "ep_size") if layout[name] != 1]
+    if layout["etp_size"] not in (None, layout["tp_size"]):
+        sizes.append(f"ETP{layout['etp_size']}")
     words = {
         "sequence_parallel": "sequence parallel",
         "virtual_pipeline_model_parallel_size": f"{layout['virtual_pipeline_model_parallel_size']} chunks",
@@ -109,12 +127,18 @@ class CanonicalRank(RankRecords):
         shards: by ``seq`` of a merged record, what it was merged from.
         sources: by ``seq`` of a record that is whole, the rank and the record that stand for it.
         held_by: by ``seq``, the ranks that hold it.
+        elsewhere: parameters that no rank of this lane holds: experts of other lanes.
     """
 
     run: Run
     shards: Mapping[int, tuple[Shard, ...]] = field(default_factory=dict)
     sources: Mapping[int, tuple[int, TensorRecord]] = field(default_factory=dict)
     held_by: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    elsewhere: frozenset[str] = frozenset()
+
+    def holds(self, fqn: str) -> bool:
+        """Tell whether a rank of this lane holds a declared parameter."""
+        return fqn not in self.elsewhere
 
     def payload(self, record: TensorRecord) -> HostTensor:
         """Return the elements of a canonical record, put together from those of the ranks.
@@ -166,16 +190,12 @@ class Canonical:
 
 
 def canonical_runs(baseline: Run, candidate: Run) -> tuple[Canonical, Canonical]:
-    """Return two runs of different layouts as canonical ones, over the same lanes.
-
-    Raises:
-        IncomparableError: they differ in a size for which there is no rule yet.
-    """
-    _require_rules(baseline, candidate)
-    lanes = _common_lanes(layout_of(baseline), layout_of(candidate))
+    """Return two runs of different layouts as canonical ones, over the same lanes."""
+    layouts = layout_of(baseline), layout_of(candidate)
+    lanes, experts = _common_lanes(*layouts), _experts_alike(*layouts)
     spanning = _spanning(baseline) | _spanning(candidate)
     one, two = (
-        canonical(run, side, lanes=lanes, spanning=spanning)
+        canonical(run, side, lanes=lanes, experts=experts, spanning=spanning)
         for run, side in ((baseline, Side.BASELINE), (candidate, Side.CANDIDATE))
     )
     unplaced = one.unplaced | two.unplaced
@@ -183,32 +203,46 @@ def canonical_runs(baseline: Run, candidate: Run) -> tuple[Canonical, Canonical]
 
 
 class Lanes(Enum):
-    """What is kept apart in a canonical run."""
+    """What is kept apart in a canonical run; each includes the ones before it."""
 
     NONE = "none"
     BATCHES = "batches"
+    """A lane per data-parallel rank."""
+    TOKENS = "tokens"
+    """Of each one per context-parallel rank."""
     ACTIVATIONS = "activations"
+    """Of each one per tensor-parallel rank."""
 
 
 def _common_lanes(one: Mapping[str, object], two: Mapping[str, object]) -> Lanes:
-    """Tell what two layouts split alike: parts of the batch, and activations."""
+    """Tell what two layouts split alike: parts of the batch, of the sequence, and activations."""
     if one["dp_size"] != two["dp_size"]:
         return Lanes.NONE
+    if one["cp_size"] != two["cp_size"]:
+        return Lanes.BATCHES
     alike = all(one[name] == two[name] for name in ("tp_size", "sequence_parallel"))
-    return Lanes.ACTIVATIONS if alike else Lanes.BATCHES
+    return Lanes.ACTIVATIONS if alike else Lanes.TOKENS
 
 
-def _require_rules(baseline: Run, candidate: Run) -> None:
-    one, two = (_first(run).coordinates for run in (baseline, candidate))
-    for name in _SIZES_WITHOUT_RULE:
-        if getattr(one, name) != getattr(two, name):
-            raise IncomparableError(
-                "there is no layout rule yet for runs of different context- or expert-parallel sizes",
-                where=f"{baseline.path} and {candidate.path}",
-                found=f"{name}={getattr(two, name)}",
-                expected=f"{name}={getattr(one, name)}",
-                remedy="run both with the same size; tensor-, pipeline- and data-parallel sizes may differ",
-            )
+def _experts_alike(one: Mapping[str, object], two: Mapping[str, object]) -> bool:
+    """Tell whether an expert of each lane sees the same tokens in both layouts.
+
+    The ranks that experts are distributed over, and that an expert is split over, follow each other, first
+    within a tensor-parallel group. Where they are one such group an expert has the tokens of one lane.
+    """
+    if one["etp_size"] is None or two["etp_size"] is None:
+        return True  # no experts
+    spread = [_size(layout, "ep_size") * _size(layout, "etp_size") for layout in (one, two)]
+    tensor = [_size(layout, "tp_size") for layout in (one, two)]
+    if spread == tensor:
+        return True
+    alike = all(one[name] == two[name] for name in ("ep_size", "etp_size"))
+    return alike and _common_lanes(one, two) is Lanes.ACTIVATIONS and spread[0] >= tensor[0]
+
+
+def _size(layout: Mapping[str, object], name: str) -> int:
+    size = layout[name]
+    return size if isinstance(size, int) else 1
 
 
 def _without(found: Canonical, unplaced: frozenset[str]) -> Canonical:
@@ -224,21 +258,31 @@ def _first(run: Run) -> RankRecords:
     return next(iter(run.ranks.values()))
 
 
-def canonical(run: Run, side: Side, *, lanes: Lanes, spanning: frozenset[str] = frozenset()) -> Canonical:
+def canonical(
+    run: Run,
+    side: Side,
+    *,
+    lanes: Lanes,
+    experts: bool = True,
+    spanning: frozenset[str] = frozenset(),
+) -> Canonical:
     """Merge the ranks of a run.
 
     Args:
         run: the run.
         side: which one it is, for messages.
         lanes: what the other run splits as this one does, so that it can be compared.
+        experts: whether experts see the same tokens in both.
         spanning: names of modules that have parts on several pipeline stages, in either run.
     """
-    groups = _Groups(run, lanes=lanes, spanning=spanning)
+    groups = _Groups(run, lanes=lanes, experts=experts, spanning=spanning)
     for number, rank in run.ranks.items():
         groups.add(number, rank)
     merged = groups.merged()
     ranks: dict[int, RankRecords] = {
-        lane: _lane(run, lane, [run.ranks[n] for n in members], merged.get(lane, []))
+        lane: _lane(
+            run, lane, [run.ranks[n] for n in members], merged.get(lane, []), frozenset(groups.held[lane])
+        )
         for lane, members in groups.members.items()
     }
     return Canonical(
@@ -264,9 +308,10 @@ class _Merged:
 class _Groups:
     """The records of all ranks, sorted by the canonical record that they are part of."""
 
-    def __init__(self, run: Run, *, lanes: Lanes, spanning: frozenset[str]) -> None:
+    def __init__(self, run: Run, *, lanes: Lanes, experts: bool, spanning: frozenset[str]) -> None:
         self._run = run
         self._lanes = lanes
+        self._experts = experts
         self._spanning = spanning
         self._chunks = bool(layout_of(run)["virtual_pipeline_model_parallel_size"])
         self.members: dict[int, list[int]] = defaultdict(list)
@@ -275,15 +320,19 @@ class _Groups:
         self._shards: dict[tuple[int, RecordKey], list[Shard]] = defaultdict(list)
         self._replicated: dict[tuple[int, RecordKey], list[tuple[int, TensorRecord]]] = defaultdict(list)
         self._left: dict[tuple[int, RecordKey], list[tuple[int, TensorRecord]]] = defaultdict(list)
+        self.held: dict[int, set[str]] = defaultdict(set)
         self._repeated = 0
         self.unruled: dict[RecordKey, str] = {}
         self.unplaced: set[str] = set()
         self.replicas: list[ReplicasDiffer] = []
 
     def _lane(self, where: RankCoordinates) -> int:
-        if self._lanes is Lanes.ACTIVATIONS:
-            return where.dp_rank * where.tp_size + where.tp_rank
-        return where.dp_rank if self._lanes is Lanes.BATCHES else 0
+        if self._lanes is Lanes.NONE:
+            return 0
+        if self._lanes is Lanes.BATCHES:
+            return where.dp_rank
+        sequence = where.dp_rank * where.cp_size + where.cp_rank
+        return sequence * where.tp_size + where.tp_rank if self._lanes is Lanes.ACTIVATIONS else sequence
 
     def add(self, number: int, rank: RankRecords) -> None:
         """Sort in the records of one rank."""
@@ -293,6 +342,7 @@ class _Groups:
         self._repeated += len(rank.records) - len(last)
         own = self._lane(rank.coordinates)
         lane = self._lane(replace(rank.coordinates, tp_rank=0))
+        self.held[lane] |= {placed.copy_of or name if placed else name for name, placed in placements.items()}
         for record in last.values():
             name = parameter_of(record.key, placements)
             if name is not None:
@@ -311,10 +361,9 @@ class _Groups:
             self._leave(lane, rank, record, key, f"no layout rule for {name}")
             return
         key = _canonical_key(key, name, placement)
-        if early and self._lanes is Lanes.NONE:
-            self._leave(lane, rank, record, key, _OTHER_BATCHES)
-        elif early and placement.partial:
-            self._leave(lane, rank, record, key, f"not summed yet over {placement.partial}")
+        unsummed = self._unsummed(name, placement, rank) if early else ""
+        if unsummed:
+            self._leave(lane, rank, record, key, unsummed)
         else:
             start, stop = record.part or (0, placement.local_numel)
             numbered = record.part is not None or placement.whole
@@ -324,9 +373,21 @@ class _Groups:
             shard = Shard(rank=rank, record=record, part=Part(placement=placement, start=start, stop=stop))
             self._shards[lane if early else 0, key].append(shard)
 
+    def _unsummed(self, name: str, placement: Placement, rank: int) -> str:
+        """Return why a gradient is not yet the same sum in both runs; empty where it is."""
+        if self._lanes is Lanes.NONE:
+            return _OTHER_BATCHES
+        if self._lanes is Lanes.BATCHES and self._run.ranks[rank].coordinates.cp_size > 1:
+            return _OTHER_TOKENS
+        if not self._experts and _EXPERT.fullmatch(name):
+            return _OTHER_EXPERT_TOKENS
+        return f"not summed yet over {placement.partial}" if placement.partial else ""
+
     def _add_activation(self, rank: int, lane: int, record: TensorRecord) -> None:
         if record.key.fqn in self._spanning:
             self._leave(lane, rank, record, record.key, "no layout rule for what has parts on several stages")
+        elif not self._experts and _EXPERT.fullmatch(record.key.fqn):
+            self._leave(lane, rank, record, record.key, _OTHER_EXPERT_TOKENS)
         else:
             self._replicated[lane, record.key].append((rank, record))
 
@@ -334,24 +395,30 @@ class _Groups:
         self, rank: int, lane: int, record: TensorRecord, placements: Mapping[str, Placement | None]
     ) -> None:
         key = record.key
-        of_batch = key.role in _OF_BATCH and key.microbatch != NO_MICROBATCH
         whole = (
             (key.role is Role.LOSS and key.microbatch == NO_MICROBATCH)
             or (key.role is Role.GRAD_NORM and not key.slot)
             or key.role is Role.HYPERPARAMETER
         )
-        if whole or (of_batch and self._lanes is not Lanes.NONE):
-            placement = placements.get(key.fqn)
-            if placement is not None and placement.copy_of:
-                key = replace(key, fqn=placement.copy_of)
-            if key.role is Role.BATCH and self._chunks:
-                key = replace(key, occurrence=0)  # each chunk of a rank reads the batch
-            self._replicated[0 if whole else lane, key].append((rank, record))
-        else:
-            reason = (
-                _OTHER_BATCHES if of_batch else f"no layout rule for {key.role.value} in {key.phase.value}"
-            )
+        reason = "" if whole else self._not_alike(key, rank)
+        if reason:
             self._leave(lane, rank, record, key, reason)
+            return
+        placement = placements.get(key.fqn)
+        if placement is not None and placement.copy_of:
+            key = replace(key, fqn=placement.copy_of)
+        if key.role is Role.BATCH and self._chunks:
+            key = replace(key, occurrence=0)  # each chunk of a rank reads the batch
+        self._replicated[0 if whole else lane, key].append((rank, record))
+
+    def _not_alike(self, key: RecordKey, rank: int) -> str:
+        """Return why a record that is of no parameter and no module cannot be compared; empty: it can."""
+        if key.role not in _OF_BATCH or key.microbatch == NO_MICROBATCH:
+            return f"no layout rule for {key.role.value} in {key.phase.value}"
+        if self._lanes is Lanes.NONE:
+            return _OTHER_BATCHES
+        tokens = self._lanes is Lanes.BATCHES and self._run.ranks[rank].coordinates.cp_size > 1
+        return _OTHER_TOKENS if tokens and key.role is Role.LOSS else ""
 
     def _leave(self, lane: int, rank: int, record: TensorRecord, key: RecordKey, reason: str) -> None:
         self.unruled.setdefault(key, reason)
@@ -473,8 +540,11 @@ def _canonical_key(key: RecordKey, name: str, placement: Placement) -> RecordKey
     return key
 
 
-def _lane(run: Run, lane: int, ranks: Sequence[RankRecords], merged: Sequence[_Merged]) -> CanonicalRank:
+def _lane(
+    run: Run, lane: int, ranks: Sequence[RankRecords], merged: Sequence[_Merged], held: frozenset[str]
+) -> CanonicalRank:
     first = ranks[0]
+    parameters = _parameters(run) if any(rank.coordinates.tp_rank == 0 for rank in ranks) else ()
     ordered = sorted(merged, key=lambda item: item.order)
     records = tuple(replace(item.record, seq=seq) for seq, item in enumerate(ordered))
     return CanonicalRank(
@@ -482,7 +552,8 @@ def _lane(run: Run, lane: int, ranks: Sequence[RankRecords], merged: Sequence[_M
         coordinates=replace(first.coordinates, rank=lane, tp_rank=0, pp_rank=0),
         records=records,
         steps=tuple(step for step in first.steps if all(step in rank.steps for rank in ranks)),
-        parameters=_parameters(run) if any(rank.coordinates.tp_rank == 0 for rank in ranks) else (),
+        parameters=parameters,
+        elsewhere=frozenset(p.fqn for p in parameters) - held,
         microbatches=first.microbatches,
         complete=all(rank.complete for rank in ranks),
         findings=tuple(finding for rank in ranks for finding in rank.findings),

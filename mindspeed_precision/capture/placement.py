@@ -52,7 +52,7 @@ def placements(
 def _placement(
     fqn: str, parameter: Any, modules: dict[str, Any], coordinates: RankCoordinates, names: Names
 ) -> Placement | None:
-    size, rank = _tensor_group(parameter, coordinates)
+    size, rank = _tensor_group(modules.get(fqn.rpartition(".")[0]), coordinates)
     shape = tuple(int(length) for length in parameter.shape)
     split = size > 1 and bool(getattr(parameter, "tensor_model_parallel", False))
     tied = coordinates.pp_size > 1 and bool(getattr(parameter, "shared_embedding", False))
@@ -84,14 +84,10 @@ def _joined(blocks: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     return tuple(joined)
 
 
-def _tensor_group(parameter: Any, coordinates: RankCoordinates) -> tuple[int, int]:
-    """Return size and rank of the group that a parameter is split over; experts have one of their own."""
-    state = sys.modules.get("megatron.core.parallel_state")
-    if (
-        state is not None
-        and not getattr(parameter, "allreduce", True)
-        and hasattr(state, "get_expert_tensor_parallel_world_size")
-    ):
+def _tensor_group(owner: Any, coordinates: RankCoordinates) -> tuple[int, int]:
+    """Return size and rank of the group that a module's parameters are split over; experts have their own."""
+    state: Any = sys.modules.get("megatron.core.parallel_state")
+    if getattr(owner, "is_expert", False) and hasattr(state, "get_expert_tensor_parallel_world_size"):
         return state.get_expert_tensor_parallel_world_size(), state.get_expert_tensor_parallel_rank()
     return coordinates.tp_size, coordinates.tp_rank
 

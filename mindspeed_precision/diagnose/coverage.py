@@ -28,7 +28,7 @@ def gaps(facts: Facts) -> list[Gap]:
             rank = run.ranks[number]
             seen = _seen(rank)
             for parameter in rank.parameters:
-                if not parameter.trainable or parameter.tied_to:
+                if not parameter.trainable or parameter.tied_to or not rank.holds(parameter.fqn):
                     continue
                 place = _first_missing(rank, parameter.fqn, seen, facts.alignment.steps)
                 if place is not None:

@@ -62,6 +62,10 @@ class RankRecords:
     notes: tuple[str, ...] = ()
     _files: dict[str, PayloadFile] = field(default_factory=dict, compare=False, repr=False)
 
+    def holds(self, fqn: str) -> bool:
+        """Tell whether a parameter that is declared here is held here: of one rank, always."""
+        return any(parameter.fqn == fqn for parameter in self.parameters)
+
     def payload(self, record: TensorRecord) -> HostTensor:
         """Return the elements of a record of this rank.
 

@@ -76,6 +76,7 @@ def _parallelism(settings: TrainerSettings) -> dict[str, Any]:
         "virtual_pipeline_model_parallel_size": settings.vpp if interleaved else None,
         "context_parallel_size": settings.cp,
         "expert_model_parallel_size": settings.ep,
+        "expert_tensor_parallel_size": settings.etp,
         "sequence_parallel": settings.sequence_parallel,
         # with two stages the interleaved schedule is wrong unless p2p communication is overlapped
         "overlap_p2p_comm": interleaved,

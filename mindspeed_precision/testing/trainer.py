@@ -34,6 +34,7 @@ class TrainerSettings:
         vpp: model chunks per pipeline rank; 1 for no interleaving.
         cp: context-parallel size.
         ep: expert-parallel size.
+        etp: tensor-parallel size of the experts; None for as many as ``tp``.
         sequence_parallel: split the sequence over the tensor-parallel group outside the parallel linears.
         layers: transformer layers.
         hidden: hidden size; the ffn is four times as wide.
@@ -66,6 +67,7 @@ class TrainerSettings:
     vpp: int = 1
     cp: int = 1
     ep: int = 1
+    etp: int | None = None
     sequence_parallel: bool = False
     layers: int = 2
     hidden: int = 32
@@ -241,6 +243,7 @@ class CpuTrainer:
             settings.vpp if settings.vpp > 1 else None,
             context_parallel_size=settings.cp,
             expert_model_parallel_size=settings.ep,
+            expert_tensor_parallel_size=settings.etp,
         )
         self._cleanup.callback(parallel_state.destroy_model_parallel)
 

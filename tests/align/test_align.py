@@ -92,14 +92,6 @@ def test_a_key_that_occurs_twice_is_said(tmp_path):
     assert "1 keys occur more than once on rank 0 of the candidate" in alignment.notes[0]
 
 
-def test_layouts_without_a_rule_say_which_size(tmp_path):
-    one, two = runs(tmp_path)
-    rank = two.ranks[0]
-    split = replace(rank, coordinates=replace(rank.coordinates, cp_size=2))
-    with pytest.raises(IncomparableError, match=r"found cp_size=2, expected cp_size=1"):
-        align(one, replace(two, ranks={0: split}))
-
-
 def test_different_models_say_which_parameter(tmp_path):
     one, two = runs(tmp_path)
     rank = two.ranks[0]

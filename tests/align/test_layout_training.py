@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,51 +13,13 @@ from mindspeed_precision.errors import ExternalCommandError
 from mindspeed_precision.flow import compare_runs
 from mindspeed_precision.records import INIT_STEP, Diagnosis, Phase, Role, Verdict
 from mindspeed_precision.report.console import render
-from mindspeed_precision.testing.demo.launch import run_training
 
 pytestmark = [pytest.mark.torch, pytest.mark.megatron, pytest.mark.matrix]
 
-SCRIPT = Path(__file__).parent / "scripts" / "record_layout.py"
 MODEL = {"hidden": 64, "kv_groups": 2}
 GATED = {**MODEL, "swiglu": True, "rmsnorm": True, "untie": True}
-QUIET = ("capture.level=tensor", "capture.modules=false", "capture.collectives=false")
 TARGET = "decoder.layers.1.mlp.linear_fc1.weight"
 PROJECTION = "decoder.layers.0.self_attention.linear_proj.weight"
-
-Record = Callable[..., Path]
-
-
-@pytest.fixture(scope="module")
-def record(megatron: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Record:
-    """Return a function that trains two steps in processes of their own, once for each call alike."""
-    folder = tmp_path_factory.mktemp("layouts")
-    known: dict[str, Path] = {}
-
-    def train(
-        processes: int,
-        *,
-        version: str = "0.17.1",
-        start: Path | None = None,
-        plant: str = "",
-        more: tuple[str, ...] = QUIET,
-        **settings,
-    ) -> Path:
-        overrides = [*more, *([f"init_from={start}"] if start else [])]
-        asked = json.dumps({"settings": settings, "steps": 2, "overrides": overrides, "plant": plant})
-        call = f"{processes} {version} {asked}"
-        if call not in known:
-            out = folder / f"run{len(known)}"
-            run_training(
-                SCRIPT,
-                [str(out), asked],
-                processes=processes,
-                megatron=megatron(version),
-                log=folder / f"{out.name}.txt",
-            )
-            known[call] = out
-        return known[call]
-
-    return train
 
 
 def compared(diagnosis: Diagnosis) -> set[tuple[Phase, Role]]:

@@ -22,8 +22,8 @@ def runs(tmp_path_factory):
     write_fake_run(directory / "two", plants=[fault])
     write_fake_run(directory / "wide", ranks=2)
     write_fake_run(directory / "idle", lr=0.0)
-    index = write_fake_run(directory / "split") / "rank00000" / "index.jsonl"
-    index.write_text(index.read_text().replace('"cp_size":1', '"cp_size":2'))
+    index = write_fake_run(directory / "other") / "rank00000" / "index.jsonl"
+    index.write_text(index.read_text().replace('"fqn":"embedding.', '"fqn":"other.'))
     (index.parent / "COMPLETE").unlink()
     return directory
 
@@ -122,7 +122,7 @@ def test_a_spoiled_run_is_one_line_and_2(name, runs, tmp_path, capsys):
         ("one", "absent", (), "no such run directory"),
         ("one/run.json", "one", (), "not a directory"),
         ("one", "empty", (), "not a run"),
-        ("one", "split", (), "no layout rule yet"),
+        ("one", "other", (), "train different models"),
         ("one", "one", ("--policy", "strict"), "exact, huawei, tolerance"),
         ("one", "one", ("--policy", "absent.yaml"), "no such policy"),
         ("one", "one", ("--out", "one/run.json/x"), "cannot write the report"),

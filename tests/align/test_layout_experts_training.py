@@ -1,0 +1,102 @@
+"""Real trainings with experts and with context parallelism, from one start: healthy pairs agree."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+
+from mindspeed_precision.flow import compare_runs
+from mindspeed_precision.records import Phase, Role, Verdict
+from mindspeed_precision.report.console import render
+
+pytestmark = [pytest.mark.torch, pytest.mark.megatron, pytest.mark.matrix]
+
+MODEL = {"hidden": 64, "kv_groups": 2}
+MIXTURE = {**MODEL, "experts": 4, "swiglu": True, "rmsnorm": True, "untie": True}
+EXPERT = "decoder.layers.0.mlp.experts.local_experts.0.linear_fc1.weight"
+ELSEWHERE = "an expert's tokens come from other ranks"
+CONTEXT = "not summed yet over the context-parallel group"
+REDUCED = {
+    (Phase.INIT, Role.PARAM),
+    (Phase.REDUCE, Role.REDUCED_GRAD),
+    (Phase.CLIP, Role.MAIN_GRAD),
+    (Phase.OPTIMIZER, Role.EXP_AVG),
+    (Phase.OPTIMIZER, Role.EXP_AVG_SQ),
+    (Phase.OPTIMIZER, Role.PARAM),
+}
+
+
+def names(diagnosis, kind):
+    return {c.key.fqn for c in diagnosis.comparisons if (c.key.phase, c.key.role) == kind}
+
+
+def require_healthy(diagnosis):
+    """Every parameter is compared by its name, from its start to its update, and nothing is found."""
+    assert diagnosis.status is Verdict.WITHIN_TOLERANCE, render(diagnosis)
+    assert diagnosis.findings == ()
+    assert not diagnosis.unmatched
+    assert diagnosis.coverage.parameters_with_wgrad == diagnosis.coverage.parameters
+    for kind in REDUCED:
+        assert len(names(diagnosis, kind)) == diagnosis.coverage.parameters, kind
+
+
+def noted(diagnosis, reason):
+    return any(f"records incomparable: {reason}" in note for note in diagnosis.notes)
+
+
+def test_expert_parallelism(record):
+    """With a distributed optimizer, which is then one for experts and one for all else."""
+    baseline = record(1, microbatches=4, **MIXTURE)
+    candidate = record(2, start=baseline, ep=2, distributed_optimizer=True, **MIXTURE)
+    diagnosis = compare_runs(baseline, candidate)
+    require_healthy(diagnosis)
+    assert "DP2 EP2, distributed optimizer" in diagnosis.policy
+
+
+def test_context_parallelism(record):
+    baseline = record(1, microbatches=4, **MIXTURE)
+    diagnosis = compare_runs(baseline, record(2, start=baseline, cp=2, microbatches=4, **MIXTURE))
+    require_healthy(diagnosis)
+    assert not names(diagnosis, (Phase.WGRAD, Role.WGRAD))
+    assert noted(diagnosis, CONTEXT)
+    batches = [c for c in diagnosis.comparisons if c.key.role is Role.BATCH]
+    assert batches
+    assert {c.verdict for c in batches} == {Verdict.IDENTICAL}
+
+
+@pytest.mark.long
+def test_experts_of_equal_data_parallel_ranks(record):
+    start = record(1, microbatches=4, **MIXTURE)
+    diagnosis = compare_runs(record(2, start=start, **MIXTURE), record(2, start=start, ep=2, **MIXTURE))
+    require_healthy(diagnosis)
+    early = names(diagnosis, (Phase.WGRAD, Role.WGRAD))
+    assert {"decoder.layers.0.mlp.router.weight", "output_layer.weight"} <= early
+    assert not any(".experts." in name for name in early)
+    assert noted(diagnosis, ELSEWHERE)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("version", ["0.12.1", "0.16.1", "0.18.2", "0.19.2"])
+def test_versions_of_the_core(version, record):
+    start = record(1, version=version, microbatches=4, **MIXTURE)
+    experts = record(2, version=version, start=start, ep=2, distributed_optimizer=True, **MIXTURE)
+    require_healthy(compare_runs(start, experts))
+    context = record(2, version=version, start=start, cp=2, microbatches=4, **MIXTURE)
+    require_healthy(compare_runs(start, context))
+
+
+@pytest.mark.long
+def test_experts_that_tensor_parallel_ranks_have_for_themselves(record):
+    """EP2 within the tensor-parallel group: of each expert dW is over the same tokens. And without EP."""
+    baseline = record(1, **MIXTURE)
+    split = {"tp": 2, "sequence_parallel": True, "etp": 1, **MIXTURE}
+    diagnosis = compare_runs(baseline, record(2, start=baseline, ep=2, **split))
+    require_healthy(diagnosis)
+    assert any(".experts." in name for name in names(diagnosis, (Phase.WGRAD, Role.WGRAD)))
+    # megatron-core reduces an expert's gradient over the data-parallel ranks alone where EP is 1
+    diagnosis = compare_runs(baseline, record(2, start=baseline, **split))
+    first = diagnosis.first_divergence.key
+    assert (first.fqn, first.role) == (EXPERT, Role.REDUCED_GRAD)
+    (finding,) = [f for f in diagnosis.findings if f.id == "parallel.replicas_differ"]
+    assert ".experts." in finding.where.fqn
