@@ -192,7 +192,7 @@ class Canonical:
 def canonical_runs(baseline: Run, candidate: Run) -> tuple[Canonical, Canonical]:
     """Return two runs of different layouts as canonical ones, over the same lanes."""
     layouts = layout_of(baseline), layout_of(candidate)
-    lanes, experts = _common_lanes(*layouts), _experts_alike(*layouts)
+    lanes, experts = _common_lanes(*layouts), _common_experts(*layouts)
     spanning = _spanning(baseline) | _spanning(candidate)
     one, two = (
         canonical(run, side, lanes=lanes, experts=experts, spanning=spanning)
@@ -224,20 +224,31 @@ def _common_lanes(one: Mapping[str, object], two: Mapping[str, object]) -> Lanes
     return Lanes.ACTIVATIONS if alike else Lanes.TOKENS
 
 
-def _experts_alike(one: Mapping[str, object], two: Mapping[str, object]) -> bool:
-    """Tell whether an expert of each lane sees the same tokens in both layouts.
+class Experts(Enum):
+    """What of an expert is the same in two runs; each includes the ones before it."""
+
+    REDUCED = "reduced"
+    """What is reduced alone."""
+    SUMS = "sums"
+    """Its gradients before: it has the same tokens in each lane."""
+    MODULES = "modules"
+    """What its modules receive and return."""
+
+
+def _common_experts(one: Mapping[str, object], two: Mapping[str, object]) -> Experts:
+    """Tell what two layouts have alike of an expert.
 
     The ranks that experts are distributed over, and that an expert is split over, follow each other, first
     within a tensor-parallel group. Where they are one such group an expert has the tokens of one lane.
     """
     if one["etp_size"] is None or two["etp_size"] is None:
-        return True  # no experts
+        return Experts.MODULES  # there are none
     spread = [_size(layout, "ep_size") * _size(layout, "etp_size") for layout in (one, two)]
     tensor = [_size(layout, "tp_size") for layout in (one, two)]
-    if spread == tensor:
-        return True
     alike = all(one[name] == two[name] for name in ("ep_size", "etp_size"))
-    return alike and _common_lanes(one, two) is Lanes.ACTIVATIONS and spread[0] >= tensor[0]
+    if alike and _common_lanes(one, two) is Lanes.ACTIVATIONS and spread[0] >= tensor[0]:
+        return Experts.MODULES
+    return Experts.SUMS if spread == tensor else Experts.REDUCED
 
 
 def _size(layout: Mapping[str, object], name: str) -> int:
@@ -263,7 +274,7 @@ def canonical(
     side: Side,
     *,
     lanes: Lanes,
-    experts: bool = True,
+    experts: Experts = Experts.MODULES,
     spanning: frozenset[str] = frozenset(),
 ) -> Canonical:
     """Merge the ranks of a run.
@@ -272,7 +283,7 @@ def canonical(
         run: the run.
         side: which one it is, for messages.
         lanes: what the other run splits as this one does, so that it can be compared.
-        experts: whether experts see the same tokens in both.
+        experts: what of an expert is the same in the other run.
         spanning: names of modules that have parts on several pipeline stages, in either run.
     """
     groups = _Groups(run, lanes=lanes, experts=experts, spanning=spanning)
@@ -308,7 +319,7 @@ class _Merged:
 class _Groups:
     """The records of all ranks, sorted by the canonical record that they are part of."""
 
-    def __init__(self, run: Run, *, lanes: Lanes, experts: bool, spanning: frozenset[str]) -> None:
+    def __init__(self, run: Run, *, lanes: Lanes, experts: Experts, spanning: frozenset[str]) -> None:
         self._run = run
         self._lanes = lanes
         self._experts = experts
@@ -379,15 +390,15 @@ class _Groups:
             return _OTHER_BATCHES
         if self._lanes is Lanes.BATCHES and self._run.ranks[rank].coordinates.cp_size > 1:
             return _OTHER_TOKENS
-        if not self._experts and _EXPERT.fullmatch(name):
+        if self._experts is Experts.REDUCED and _EXPERT.fullmatch(name):
             return _OTHER_EXPERT_TOKENS
         return f"not summed yet over {placement.partial}" if placement.partial else ""
 
     def _add_activation(self, rank: int, lane: int, record: TensorRecord) -> None:
         if record.key.fqn in self._spanning:
             self._leave(lane, rank, record, record.key, "no layout rule for what has parts on several stages")
-        elif not self._experts and _EXPERT.fullmatch(record.key.fqn):
-            self._leave(lane, rank, record, record.key, _OTHER_EXPERT_TOKENS)
+        elif self._experts is not Experts.MODULES and _EXPERT.fullmatch(record.key.fqn):
+            self._leave(lane, rank, record, record.key, "no layout rule for modules of experts")
         else:
             self._replicated[lane, record.key].append((rank, record))
 

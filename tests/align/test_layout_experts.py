@@ -164,6 +164,24 @@ def test_an_expert_within_the_tensor_parallel_group_has_the_tokens_of_its_lane(t
     assert not alignment.unruled
 
 
+def test_modules_of_experts_that_are_split_otherwise_are_not_compared(tmp_path):
+    """Equal tensor-parallel groups, that split each expert in one run and hold whole ones in the other."""
+    module, output = "mlp.experts.local_experts.0", (Phase.FPROP, Role.OUTPUT)
+    runs = [
+        mixture(tmp_path / name, tp=2, **more) for name, more in (("one", {"etp": 2}), ("two", {"ep": 2}))
+    ]
+    for run in runs:
+        for number, rank in run.ranks.items():
+            first = next(r for r in rank.records if r.key.phase is Phase.WGRAD)
+            keys = [replace(first.key, fqn=name, phase=output[0], role=output[1]) for name in (module, "mlp")]
+            added = [replace(first, seq=100 + n, key=key, part=None) for n, key in enumerate(keys)]
+            run.ranks[number] = replace(rank, records=(*rank.records, *added))
+    alignment = align(*runs)
+    assert {name for _, name in pairs(alignment, output)} == {"mlp"}
+    assert reasons(alignment) == {(module, Role.OUTPUT): "no layout rule for modules of experts"}
+    assert set(pairs(alignment, WGRAD)) == {(0, name) for name in (WEIGHT, *EXPERTS)}
+
+
 def test_a_copy_of_an_expert_sees_a_part_of_the_tokens(tmp_path):
     """TP2 with whole experts and no expert parallelism: dW of a copy is a partial sum."""
     one, two = mixture(tmp_path / "one"), mixture(tmp_path / "two", tp=2)
