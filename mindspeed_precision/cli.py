@@ -44,6 +44,14 @@ def build_parser() -> argparse.ArgumentParser:
     compare.add_argument(
         "--out", metavar="DIR", help="where to write the report (`compare` beside CANDIDATE)"
     )
+    compare.add_argument(
+        "--refine",
+        nargs="?",
+        const="",
+        metavar="FILE",
+        help="a new file for the settings of a second, short pass that keeps what the proof needs (default: "
+        "refine.yaml in the report directory); says so where there is nothing to refine",
+    )
     compare.add_argument("--no-replay", action="store_true", help="do not recompute a divergent dW")
     compare.add_argument("--json", action="store_true", help="print verdict.json instead of text")
     compare.set_defaults(run=_compare)
@@ -111,8 +119,12 @@ def _compare(arguments: argparse.Namespace) -> int:
     from mindspeed_precision.report.console import show
     from mindspeed_precision.report.exit_status import exit_status
     from mindspeed_precision.report.files import write_files
+    from mindspeed_precision.report.refine_file import nothing_to_refine, require_new
     from mindspeed_precision.report.verdict_json import verdict_text
 
+    refine = Path(arguments.refine) if arguments.refine else None
+    if refine is not None:
+        require_new(refine)
     diagnosis = compare_runs(
         arguments.baseline,
         arguments.candidate,
@@ -121,11 +133,13 @@ def _compare(arguments: argparse.Namespace) -> int:
         replay=not arguments.no_replay,
     )
     out = arguments.out or Path(arguments.candidate).absolute().parent / "compare"
-    files = write_files(diagnosis, out)
+    files = write_files(diagnosis, out, refine=refine)
     if arguments.json:
-        sys.stdout.write(verdict_text(diagnosis))
+        sys.stdout.write(verdict_text(diagnosis, config=files.get("refine", "")))
     else:
         show(diagnosis, files)
+    if arguments.refine is not None and diagnosis.refinement is None:
+        sys.stderr.write(f"{PROGRAM}: {nothing_to_refine(diagnosis)}\n")
     status, reason = exit_status(diagnosis)
     if reason:
         sys.stderr.write(f"{PROGRAM}: {reason}\n")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from mindspeed_precision.errors import ConfigError
-from mindspeed_precision.records import Level, Phase, RecordKey, Role
+from mindspeed_precision.records import Level, Phase, RecordKey, Role, Side
+from mindspeed_precision.repeats import FirstRun, read_first_runs
 
 DROP = "drop"
 
@@ -55,7 +56,7 @@ class NumberSet:
 
 @dataclass(frozen=True, kw_only=True)
 class CaptureRule:
-    """Which records are kept how; shell patterns on fqn, role and phase.
+    """Which records are kept how: shell patterns on names, sets of steps, microbatches and ranks.
 
     Attributes:
         level: a level, or None to drop the record.
@@ -65,12 +66,15 @@ class CaptureRule:
     role: str
     phase: str
     steps: NumberSet
+    microbatches: NumberSet
+    ranks: NumberSet
     level: Level | None
 
     def applies(self, key: RecordKey) -> bool:
-        """Tell whether the rule speaks of ``key``."""
+        """Tell whether the rule speaks of ``key``, on those of the ranks that it is for."""
         return (
             key.step in self.steps
+            and key.microbatch in self.microbatches
             and fnmatchcase(key.role.value, self.role)
             and fnmatchcase(key.phase.value, self.phase)
             and fnmatchcase(key.fqn, self.fqn)
@@ -79,8 +83,10 @@ class CaptureRule:
     def describe(self) -> str:
         """Return the rule as the user wrote it."""
         level = self.level.value if self.level else DROP
-        steps = self.steps.text or "all"
-        return f"fqn={self.fqn} role={self.role} phase={self.phase} steps={steps} level={level}"
+        narrow = {"microbatches": self.microbatches.text, "ranks": self.ranks.text}
+        numbers = {"steps": self.steps.text or "all"} | {name: text for name, text in narrow.items() if text}
+        chosen = " ".join(f"{name}={text}" for name, text in numbers.items())
+        return f"fqn={self.fqn} role={self.role} phase={self.phase} {chosen} level={level}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,8 +101,15 @@ class CaptureSettings:
     optimizer: bool
     batch: bool
 
+    def on_rank(self, rank: int) -> CaptureSettings:
+        """Return the settings with the rules that are for ``rank``."""
+        return replace(self, rules=tuple(rule for rule in self.rules if rank in rule.ranks))
+
     def level_of(self, key: RecordKey) -> Level | None:
-        """Return how much to keep of ``key``, or None to drop it; the last rule that applies wins."""
+        """Return how much to keep of ``key``, or None to drop it; the last rule that applies wins.
+
+        Rules are taken for those of this rank (``on_rank``).
+        """
         for rule in reversed(self.rules):
             if rule.applies(key):
                 return rule.level
@@ -130,11 +143,13 @@ class Settings:
     out: Path
     steps: NumberSet
     ranks: NumberSet
+    stop_after: int | None
     capture: CaptureSettings
     determinism: DeterminismSettings
     init_from: str
     remedies: tuple[str, ...]
     patches: PatchSettings
+    refines: Mapping[Side, FirstRun]
     source: dict[str, Any] = field(compare=False, repr=False)
 
 
@@ -144,6 +159,8 @@ class _Rule:
     role: str = "*"
     phase: str = "*"
     steps: str = ""
+    microbatches: str = ""
+    ranks: str = ""
     level: str = "tensor"
 
 
@@ -175,15 +192,29 @@ class _Patches:
 
 
 @dataclass
+class _FirstRun:
+    run: str = ""
+    records: list[Any] = field(default_factory=list)
+
+
+@dataclass
+class _Refines:
+    baseline: _FirstRun = field(default_factory=_FirstRun)
+    candidate: _FirstRun = field(default_factory=_FirstRun)
+
+
+@dataclass
 class _Schema:
     out: str = "precision_runs/run"
     steps: str = ""
     ranks: str = ""
+    stop_after: int | None = None
     capture: _Capture = field(default_factory=_Capture)
     determinism: _Determinism = field(default_factory=_Determinism)
     init_from: str = ""
     remedies: list[str] = field(default_factory=list)
     patches: _Patches = field(default_factory=_Patches)
+    refines: _Refines = field(default_factory=_Refines)
 
 
 def read_document(path: Path, schema: type, *, kind: str, remedy: str) -> dict[str, Any]:
@@ -307,7 +338,11 @@ def _rule(plain: dict[str, Any], where: str) -> CaptureRule:
         fqn=plain["fqn"],
         role=_pattern(plain["role"], Role, where=f"{where}.role"),
         phase=_pattern(plain["phase"], Phase, where=f"{where}.phase"),
-        steps=NumberSet.parse(plain["steps"], where=f"{where}.steps"),
+        # a rule that a run of an earlier version noted speaks of every microbatch and rank
+        **{
+            name: NumberSet.parse(plain.get(name, ""), where=f"{where}.{name}")
+            for name in ("steps", "microbatches", "ranks")
+        },
         level=None if plain["level"] == DROP else _level(plain["level"], where=f"{where}.level"),
     )
 
@@ -329,6 +364,7 @@ def _freeze(plain: dict[str, Any]) -> Settings:
         out=Path(plain["out"]),
         steps=NumberSet.parse(plain["steps"], where="steps"),
         ranks=NumberSet.parse(plain["ranks"], where="ranks"),
+        stop_after=_stop_after(plain["stop_after"]),
         capture=CaptureSettings(level=level, rules=rules, **capture),
         determinism=DeterminismSettings(**plain["determinism"]),
         init_from=plain["init_from"],
@@ -337,8 +373,22 @@ def _freeze(plain: dict[str, Any]) -> Settings:
             search_path=tuple(plain["patches"]["search_path"]),
             allow_external=plain["patches"]["allow_external"],
         ),
+        refines=read_first_runs(plain["refines"], where="refines"),
         source=plain,
     )
+
+
+def default_settings() -> dict[str, Any]:
+    """Return every setting with its default, as plain data."""
+    plain = OmegaConf.to_container(OmegaConf.structured(_Schema))
+    assert isinstance(plain, dict)
+    return {str(name): value for name, value in plain.items()}
+
+
+def _stop_after(step: int | None) -> int | None:
+    if step is not None and step < 0:
+        raise ConfigError("no step", where="stop_after", found=str(step), expected="a step, from 0")
+    return step
 
 
 def setting_names() -> list[str]:

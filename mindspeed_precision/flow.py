@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from mindspeed_precision.align import Mapping, align, load_mapping
+from mindspeed_precision.align import Mapping, align, load_mapping, own_names
 from mindspeed_precision.compare import Policy, default_policy, load_policy
-from mindspeed_precision.diagnose import conclude, find_causes, gather_facts, prove_by_replay
+from mindspeed_precision.diagnose import (
+    First,
+    conclude,
+    find_causes,
+    gather_facts,
+    not_repeated,
+    plan_refinement,
+    prove_by_replay,
+)
 from mindspeed_precision.dump.reader import Run, load_run
-from mindspeed_precision.records import Diagnosis
+from mindspeed_precision.records import Diagnosis, Side
 
 
 def compare_runs(
@@ -50,4 +59,9 @@ def compare_runs(
     findings = find_causes(facts)
     if replay:
         findings = prove_by_replay(facts, findings)
-    return conclude(facts, findings)
+    diagnosis = conclude(facts, [*findings, *not_repeated(one, two)])
+    first = {
+        side: First(run=run, names=own_names(run, [m for m in maps if m.side_of(one, two) is side]))
+        for side, run in ((Side.BASELINE, one), (Side.CANDIDATE, two))
+    }
+    return replace(diagnosis, refinement=plan_refinement(facts, diagnosis, first))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +93,7 @@ class Recording:
         if coordinates.rank not in settings.ranks:
             return None
         writer = RankWriter(settings.out, coordinates=coordinates)
+        settings = replace(settings, capture=settings.capture.on_rank(coordinates.rank))
         placed = placements(backend, names, coordinates)
         writer.declare_parameters(_declarations(backend, names, placed))
         recorder = Recorder(backend=backend, writer=writer, settings=settings)

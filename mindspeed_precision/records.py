@@ -650,6 +650,29 @@ class StepScalars:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Refinement:
+    """How a second, short run of each side keeps the elements that a proof needs (``compare --refine``).
+
+    Attributes:
+        settings: for ``--precision-debug-config``, as plain data; what both runs must repeat is in it.
+        overrides: by side, settings that its first run had and the other had not, as ``key=value``.
+        stop_after: the divergent step, after which nothing is needed.
+        records: records whose elements are kept, in the run that keeps more bytes.
+        payload_bytes: of those elements.
+        bytes: what that run is expected to write in all.
+        wanted: whether elements may prove, or tell, what is not known yet.
+    """
+
+    settings: Mapping[str, Any]
+    overrides: Mapping[Side, tuple[str, ...]]
+    stop_after: int
+    records: int
+    payload_bytes: int
+    bytes: int
+    wanted: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class Diagnosis:
     """The answer: what ``verdict.json``, the console and the report are made from.
 
@@ -667,6 +690,7 @@ class Diagnosis:
         unmatched: records without a partner.
         policy: name of the policy and what it demands, in one phrase.
         decided: how many comparisons got which verdict.
+        refinement: how a second pass is made; None where nothing diverged, or no element is missing.
         comparisons: every comparison, in execution order.
     """
 
@@ -683,6 +707,7 @@ class Diagnosis:
     unmatched: tuple[Unmatched, ...] = ()
     policy: str = ""
     decided: Mapping[Verdict, int] = field(default_factory=dict)
+    refinement: Refinement | None = None
     comparisons: tuple[Comparison, ...] = field(default=(), compare=False, repr=False)
 
     @property

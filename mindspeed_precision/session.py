@@ -69,11 +69,18 @@ class Session:
         self._patches: PatchSession | None = None
         self._stack = ExitStack()
         self._steps = 0
+        self._step = -1
 
     @property
     def context(self) -> Any:
         """The observers of this rank (a ``CaptureContext``), or None when it does not record."""
         return None if self._recording is None else self._recording.context
+
+    @property
+    def finished(self) -> bool:
+        """Whether the steps until ``stop_after`` were made: a loop of one's own may end then."""
+        last = self.settings.stop_after
+        return last is not None and self._step > last
 
     def __enter__(self) -> Session:
         self._stack.enter_context(observing(self._model))
@@ -144,10 +151,37 @@ class Session:
             self._patches.require_healthy(at="start")
 
     def begin_step(self, step: int | None) -> None:
-        """Begin step ``step``, 0-based; None: the one after the last."""
+        """Begin step ``step``, 0-based; None: the one after the last.
+
+        Raises:
+            SystemExit: Megatron's loop has made the steps until ``stop_after``; with status 0.
+            ConfigError: it begins after that step.
+        """
+        self._step = self._step + 1 if step is None else step
+        if self._driven and self.finished:
+            self._stop()
         self._reassert()
         if self._recording is not None:
             self._recording.begin_step(step)
+
+    def _stop(self) -> None:
+        last = self.settings.stop_after
+        if not self._steps:
+            raise ConfigError(
+                "training begins after the step at which it is to stop",
+                where="stop_after",
+                found=str(last),
+                expected=f"at least {self._step}",
+                remedy="start from the checkpoint from which the first run started",
+            )
+        backend = capture_backend()
+        backend.wait_for_all()  # a rank that leaves must not be missed by one that still works
+        if backend.rank()[0] == 0:
+            sys.stderr.write(
+                f"mindspeed-precision: training stops here, after step {last}: stop_after={last}; "
+                f"recorded in {self.settings.out}\n"
+            )
+        raise SystemExit(0)
 
     def end_step(self) -> None:
         """End the step: write its records, name the parameters without dW."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mindspeed_precision.align.mapping import Mapping, load_mapping
+from mindspeed_precision.align.mapping import Mapping, load_mapping, own_names
 from mindspeed_precision.align.match import Alignment, align
 
-__all__ = ["Alignment", "Mapping", "align", "load_mapping"]
+__all__ = ["Alignment", "Mapping", "align", "load_mapping", "own_names"]

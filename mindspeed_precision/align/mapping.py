@@ -259,6 +259,19 @@ def renamed(run: Run, mappings: Iterable[Mapping], side: Side) -> tuple[Run, lis
     return run, notes
 
 
+def own_names(run: Run, mappings: Iterable[Mapping]) -> dict[str, str]:
+    """Return a run's own names by those that ``renamed`` gives them; without those that stay.
+
+    Args:
+        run: as it was recorded.
+        mappings: those that speak of it, in the order in which they are applied.
+    """
+    given = {fqn: fqn for fqn in _names(run)}
+    for mapping in mappings:
+        given = {own: mapping.rename(name)[0] for own, name in given.items()}
+    return {name: own for own, name in given.items() if name != own}
+
+
 def _names(run: Run) -> list[str]:
     found = {record.key.fqn: None for rank in run.ranks.values() for record in rank.records}
     return list({**found, **{p.fqn: None for rank in run.ranks.values() for p in rank.parameters}})

@@ -198,6 +198,10 @@ class CaptureBackend(Backend, Protocol):
         """Return rank 0's ``value`` on every rank: a small object that can be pickled."""
         ...
 
+    def wait_for_all(self) -> None:
+        """Return when every rank has called it."""
+        ...
+
     # the run
 
     def version_text(self) -> str:

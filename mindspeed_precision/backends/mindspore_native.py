@@ -137,6 +137,13 @@ class MindSporeCapture(MindSporeTape):
         distributed.broadcast_object_list(carried, src=0)
         return carried[0]
 
+    def wait_for_all(self) -> None:
+        """Wait at a barrier of the default process group."""
+        if self.rank()[1] > 1:
+            from mindspore.mint import distributed
+
+            distributed.barrier()
+
 
 def _by_parameter(optimizer: Any, args: tuple[Any, ...]) -> dict[int, Any]:
     parameters = list(optimizer.parameters)

@@ -83,3 +83,8 @@ class TorchApi(Backend):
         carried = [value]
         torch.distributed.broadcast_object_list(carried, src=0)
         return carried[0]
+
+    def wait_for_all(self) -> None:
+        """Wait at a barrier of the default process group."""
+        if self.rank()[1] > 1:
+            torch.distributed.barrier()

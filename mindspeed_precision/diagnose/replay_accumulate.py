@@ -133,8 +133,7 @@ def _require(origin: Origin, result: Pair, operands: dict[str, Pair]) -> None:
         raise ReplayError(
             "the elements of main_grad and dW were not kept",
             where=where,
-            remedy="to prove it, rerun both with --precision-debug-config capture_window.yaml and "
-            "compare again",
+            remedy="to prove it, rerun both with --precision-debug-config refine.yaml and compare again",
         )
     kinds = {record.dtype for record in records}
     if not kinds <= set(_DTYPES) or len({record.shape for record in records}) > 1:

@@ -131,8 +131,7 @@ def _require(move: Move, origin: Origin) -> None:
         raise ReplayError(
             "the elements of the gradients were not kept",
             where=where,
-            remedy="to prove it, rerun both with --precision-debug-config capture_window.yaml and "
-            "compare again",
+            remedy="to prove it, rerun both with --precision-debug-config refine.yaml and compare again",
         )
     if len(move.parts) > MOST_PARTS or any(len(record.shape) > MOST_AXES for record in records):
         raise ReplayError(

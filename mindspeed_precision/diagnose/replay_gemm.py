@@ -94,8 +94,7 @@ def _gemm(facts: Facts, origin: Origin) -> _Gemm:
         raise ReplayError(
             "the elements of the operands were not kept",
             where=where,
-            remedy="to prove it, rerun both with --precision-debug-config capture_window.yaml and "
-            "compare again",
+            remedy="to prove it, rerun both with --precision-debug-config refine.yaml and compare again",
         )
     for pair in (gemm.grad_output, gemm.received):
         if pair.baseline.digest.fingerprint != pair.candidate.digest.fingerprint:

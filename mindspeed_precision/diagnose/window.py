@@ -1,57 +1,149 @@
-"""The settings that make a second run keep the elements of the divergent window, and nothing else."""
+"""The divergent window: whose elements a second run must keep so that a replay can tell why the runs part."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 
-from mindspeed_precision.records import INIT_STEP, Diagnosis, Finding, Level, Origin, Phase, RecordKey, Role
+from mindspeed_precision.diagnose.facts import Facts
+from mindspeed_precision.records import (
+    INIT_STEP,
+    NO_MICROBATCH,
+    Comparison,
+    Finding,
+    Origin,
+    Pair,
+    Phase,
+    RecordKey,
+    Role,
+    Side,
+)
 
 _MOST = 8
+"""Origins whose window is kept, and suspected operations: a fault shows itself in each of them."""
+_MOST_CONSUMED = 16
+"""A record of more than so many (a norm of all gradients) is not recomputed from them."""
 
 
-def capture_window(diagnosis: Diagnosis) -> dict[str, Any] | None:
-    """Return a settings overlay (``capture.rules``) for the first divergent window; None without divergence.
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Some records of one moment.
 
-    For dW that is the GEMM: both operands and the result of every module whose dW is an origin at that step.
-    For an accumulation main_grad before and after it, and dW as it arrived; for a gradient that flows back,
-    the gradients of the module and of those beside it. For anything else, the records of the module, or of
-    the parameter, in that phase.
-
-    Returns:
-        A mapping for ``--precision-debug-config``, as plain data.
+    Attributes:
+        step: of them; ``INIT_STEP`` for initial parameters.
+        phase: of them.
+        fqn: shell pattern, on names as aligned.
+        role: shell pattern.
+        microbatch: of them; None for every one.
+        ranks: of either run, that hold them.
     """
-    first = diagnosis.first_divergence
+
+    step: int
+    phase: Phase
+    fqn: str
+    role: str
+    microbatch: int | None
+    ranks: frozenset[int]
+
+    def holds(self, key: RecordKey, ranks: frozenset[int]) -> bool:
+        """Tell whether a record, and all that hold it, are in this place."""
+        return (
+            (key.step, key.phase) == (self.step, self.phase)
+            and self.microbatch in (None, key.microbatch)
+            and ranks <= self.ranks
+            and fnmatchcase(key.role.value, self.role)
+            and fnmatchcase(key.fqn, self.fqn)
+        )
+
+
+def divergent_window(facts: Facts, findings: Sequence[Finding]) -> list[Place]:
+    """Return the window of the first divergent step; empty where nothing diverges, or the start does.
+
+    Of each origin, on its first rank: for dW the GEMM, both operands and the result; for an accumulation
+    main_grad before and after it, and dW as it arrived; for a gradient that flows back, the gradients of the
+    module and of those beside it; for anything else the records of the module, or of the parameter, in that
+    phase. With it what the record consumed: inputs, and the parameters that the step began with.
+    """
+    first = facts.origins[0] if facts.origins else None
     if first is None or first.key.step == INIT_STEP:
-        return None
-    same_kind = [origin for origin in diagnosis.origins if _alike(origin, first)]
-    suspected = [finding.where for finding in diagnosis.findings if _unproved(finding)]
-    keys = [key for key in (*suspected, *(origin.key for origin in same_kind)) if key is not None]
-    windows = list(dict.fromkeys((key.step, _window(key)) for key in keys))[:_MOST]
-    kept = dict.fromkeys((step, *place) for step, places in windows for place in places)
-    rules = [
-        {"fqn": name, "role": "*", "phase": phase.value, "steps": str(step), "level": Level.TENSOR.value}
-        for step, name, phase in kept
-    ]
-    return {"capture": {"rules": rules}}
+        return []
+    places: dict[Place, None] = {}
+    for finding in [finding for finding in findings if _suspected(finding)][:_MOST]:
+        assert finding.where is not None
+        places.update(dict.fromkeys(_operation(finding.where, None, _everywhere(facts, finding.where))))
+    for origin in _chosen([origin for origin in facts.origins if origin.key.step == first.key.step]):
+        key, ranks = origin.key, _holders(origin.comparison)
+        microbatch = None if key.microbatch == NO_MICROBATCH else key.microbatch
+        places.update(dict.fromkeys(_operation(key, microbatch, ranks)))
+        places.update(dict.fromkeys(_consumed(facts, origin, list(places))))
+    return _joined(places)
 
 
-def _unproved(finding: Finding) -> bool:
+def _suspected(finding: Finding) -> bool:
     """Tell whether a finding names a record, perhaps before the first divergence, to be looked at."""
-    return finding.id.startswith("layout.noncontiguous") and not finding.proved_by_replay
+    unproved = finding.id.startswith("layout.noncontiguous") and not finding.proved_by_replay
+    return unproved and finding.where is not None
 
 
-def _alike(origin: Origin, first: Origin) -> bool:
-    return origin.key.phase is first.key.phase and origin.key.step == first.key.step
+def _chosen(origins: Sequence[Origin]) -> list[Origin]:
+    """Return so many origins: the first of each kind, then the others, each in order."""
+    kinds: dict[tuple[Phase, Role], Origin] = {}
+    for origin in origins:
+        kinds.setdefault((origin.key.phase, origin.key.role), origin)
+    kept = dict.fromkeys(id(origin) for origin in [*kinds.values(), *origins])
+    chosen = set(list(kept)[:_MOST])
+    return [origin for origin in origins if id(origin) in chosen]
 
 
-def _window(key: RecordKey) -> tuple[tuple[str, Phase], ...]:
-    """Return names and phases under which a record, and what it was computed of, are kept."""
+def _holders(comparison: Comparison) -> frozenset[int]:
+    """Return the ranks, of both runs, that hold a record."""
+    pair = comparison.pair
+    held = pair.held_by if isinstance(pair, Pair) else {}
+    return frozenset(rank for side in Side for rank in held.get(side, (pair.rank,)))
+
+
+def _everywhere(facts: Facts, key: RecordKey) -> frozenset[int]:
+    nodes = (facts.nodes.get((rank, key)) for rank in facts.alignment.ranks)
+    return frozenset().union(*(_holders(node.comparison) for node in nodes if node is not None))
+
+
+def _operation(key: RecordKey, microbatch: int | None, ranks: frozenset[int]) -> Iterator[Place]:
+    """Yield where the record, and what is beside it in one operation, are."""
     owner = key.fqn.rpartition(".")[0]
+    names: tuple[tuple[str, Phase], ...] = ((key.fqn, key.phase),)
     if key.phase is Phase.WGRAD and key.role in (Role.WGRAD, Role.BGRAD):
         about_parameter = key.fqn.endswith((".weight", ".bias"))
-        return ((owner if about_parameter else key.fqn, key.phase),)
-    if key.phase is Phase.ACCUMULATE:
-        return (key.fqn, key.phase), (key.fqn, Phase.WGRAD)
-    if key.phase is Phase.DGRAD and owner:  # what its neighbours sent back is what it was made of
-        return (key.fqn, key.phase), (f"{owner}.*", key.phase)
-    return ((key.fqn, key.phase),)
+        names = ((owner if about_parameter else key.fqn, key.phase), *names)
+    elif key.phase is Phase.ACCUMULATE:
+        names = (*names, (key.fqn, Phase.WGRAD))
+    elif key.phase is Phase.DGRAD and owner:  # what its neighbours sent back is what it was made of
+        names = (*names, (f"{owner}.*", key.phase))
+    for fqn, phase in names:
+        yield Place(step=key.step, phase=phase, fqn=fqn, role="*", microbatch=microbatch, ranks=ranks)
+
+
+def _consumed(facts: Facts, origin: Origin, places: Sequence[Place]) -> Iterator[Place]:
+    """Yield what an origin was computed from, where that is not in a place already."""
+    consumed = facts.graph.consumed(facts.node_of(origin))
+    for node in consumed if len(consumed) <= _MOST_CONSUMED else ():
+        key, ranks = node.key, _holders(node.comparison)
+        if any(place.holds(key, ranks) for place in places) or key.role is Role.HYPERPARAMETER:
+            continue
+        yield Place(
+            step=key.step,
+            phase=key.phase,
+            fqn=key.fqn,
+            role=key.role.value,
+            microbatch=None if key.microbatch == NO_MICROBATCH else key.microbatch,
+            ranks=ranks,
+        )
+
+
+def _joined(places: Iterable[Place]) -> list[Place]:
+    """Join places that differ by ranks alone."""
+    ranks: dict[Place, frozenset[int]] = {}
+    for place in places:
+        alike = replace(place, ranks=frozenset())
+        ranks[alike] = ranks.get(alike, frozenset()) | place.ranks
+    return [replace(alike, ranks=found) for alike, found in ranks.items()]

@@ -17,6 +17,7 @@ from mindspeed_precision.dump.writer import RankWriter
 from mindspeed_precision.record.statistics import digest_host, digest_number
 from mindspeed_precision.records import (
     INIT_STEP,
+    NO_MICROBATCH,
     Digest,
     Layout,
     Level,
@@ -79,8 +80,9 @@ class Recorder:
         self._writer = writer
         self._settings = settings
         self._by_step = any(rule.steps.ranges for rule in settings.capture.rules)
+        self._by_microbatch = any(rule.microbatches.ranges for rule in settings.capture.rules)
         self._wanted = True
-        self._levels: dict[tuple[Phase, str, Role], Level | None] = {}
+        self._levels: dict[tuple[Phase, str, Role, int], Level | None] = {}
         self._pending: list[_Pending] = []
         self._problems: list[Problem] = []
         self._microbatches = 0
@@ -99,7 +101,7 @@ class Recorder:
             self._microbatches = key.microbatch + 1
         if not self._wanted:
             return None
-        short = (key.phase, key.fqn, key.role)
+        short = (key.phase, key.fqn, key.role, key.microbatch if self._by_microbatch else NO_MICROBATCH)
         if short not in self._levels:
             self._levels[short] = self._settings.capture.level_of(key)
         return self._levels[short]

@@ -13,6 +13,7 @@ from typing import TextIO
 from mindspeed_precision.records import Diagnosis, Finding, Severity, Verdict
 from mindspeed_precision.report import phrases
 from mindspeed_precision.report.loss_table import loss_table, same
+from mindspeed_precision.report.refine_file import next_lines
 
 _LABEL = 10
 _MARGIN = 2
@@ -68,6 +69,9 @@ def blocks(diagnosis: Diagnosis, files: Mapping[str, str]) -> list[Block]:
     shown.append(Block(label="coverage", lines=(phrases.coverage_text(diagnosis),)))
     shown.append(Block(label="policy", lines=(phrases.policy_text(diagnosis),)))
     shown.append(Block(label="notes", lines=diagnosis.notes))
+    shown.append(
+        Block(label="next", lines=tuple(next_lines(diagnosis, files.get("refine", ""))), style="bold")
+    )
     shown.append(Block(label="report", lines=tuple(files.values())))
     return [block for block in shown if any(block.lines)]
 

@@ -1,39 +1,55 @@
-"""What a comparison writes: ``verdict.json``, the table of comparisons, the settings of a second pass."""
+"""What a comparison writes: the settings of a second pass, ``verdict.json``, the table of comparisons."""
 
 from __future__ import annotations
 
 import importlib.util
-import json
 from pathlib import Path
 from typing import Any
 
-from mindspeed_precision.diagnose.window import capture_window
 from mindspeed_precision.errors import DumpError
 from mindspeed_precision.records import Comparison, Diagnosis, Pair, TensorRecord
+from mindspeed_precision.report.refine_file import NAME, write_refine_file
 from mindspeed_precision.report.verdict_json import verdict_text
 
 
-def write_files(diagnosis: Diagnosis, directory: str | Path) -> dict[str, str]:
+def write_files(
+    diagnosis: Diagnosis, directory: str | Path, *, refine: str | Path | None = None
+) -> dict[str, str]:
     """Write everything about a diagnosis into ``directory``, replacing what an earlier comparison wrote.
+
+    Args:
+        diagnosis: the answer.
+        directory: made where it is not there.
+        refine: where to write the settings of a second pass, a new file; None: ``refine.yaml`` in
+            ``directory``.
 
     Returns:
         What was written, in words, to its path.
 
     Raises:
-        DumpError: the directory cannot be written.
+        DumpError: the directory cannot be written, or ``refine`` exists.
     """
     out = Path(directory)
     try:
         out.mkdir(parents=True, exist_ok=True)
-        written = {"verdict": str(_write(out / "verdict.json", verdict_text(diagnosis)))}
-        written["comparisons"] = str(_write_table(diagnosis, out))
-        window, path = capture_window(diagnosis), out / "capture_window.yaml"
-        path.unlink(missing_ok=True)
-        if window is not None:
-            written["window"] = str(_write(path, _window_text(window)))
+        written = {"verdict": "", "comparisons": str(_write_table(diagnosis, out))}
+        (out / NAME).unlink(missing_ok=True)
+        if diagnosis.refinement is not None:
+            written["refine"] = _write_refinement(
+                diagnosis, Path(refine or out / NAME), new=refine is not None
+            )
+        text = verdict_text(diagnosis, config=written.get("refine", ""))
+        written["verdict"] = str(_write(out / "verdict.json", text))
     except OSError as error:
         raise DumpError(f"cannot write the report: {error.strerror}", where=str(out)) from error
     return written
+
+
+def _write_refinement(diagnosis: Diagnosis, path: Path, *, new: bool) -> str:
+    assert diagnosis.refinement is not None
+    runs = {"baseline": diagnosis.baseline, "candidate": diagnosis.candidate}
+    write_refine_file(diagnosis.refinement, path, **runs, new=new)
+    return str(path)
 
 
 def _write(path: Path, text: str) -> Path:
@@ -76,15 +92,3 @@ def _row(comparison: Comparison) -> dict[str, Any]:
         "reason": comparison.reason,
         **comparison.metrics,
     }
-
-
-def _window_text(window: dict[str, Any]) -> str:
-    """Write a settings overlay: JSON is YAML, and needs no writer of its own."""
-    lines = [
-        "# Keeps the elements of the divergent window. Rerun both runs with",
-        "#   --precision-debug-config capture_window.yaml",
-        "capture:",
-        "  rules:",
-        *(f"    - {json.dumps(rule)}" for rule in window["capture"]["rules"]),
-    ]
-    return "\n".join(lines) + "\n"

@@ -47,7 +47,7 @@ _WIDEST_RECIPE = 45
 def verdict_sentence(diagnosis: Diagnosis) -> str:
     """Return the first line: the verdict, and where."""
     first = diagnosis.first_divergence
-    compared = f"{_count(len(diagnosis.comparisons), 'record')} of {_steps(diagnosis.steps)}"
+    compared = f"{count(len(diagnosis.comparisons), 'record')} of {_steps(diagnosis.steps)}"
     if diagnosis.status is Verdict.IDENTICAL:
         return f"IDENTICAL: {compared} have the same bits."
     if diagnosis.status is Verdict.WITHIN_TOLERANCE:
@@ -215,7 +215,7 @@ def others(diagnosis: Diagnosis, cause: Finding | None) -> str:
         steps = sorted({origin.key.step for origin in same})
         where = "before the first step" if steps == [INIT_STEP] else f"at {_steps(tuple(steps))}"
         parts.append(f"{len(same)} more {_kind(same)} {where}, same cause")
-    parts.append(f"{_count(rest, 'other origin')}" if rest else "no other origin")
+    parts.append(f"{count(rest, 'other origin')}" if rest else "no other origin")
     follow = diagnosis.diverged - sum(len(origin.ranks) for origin in diagnosis.origins)
     if follow == 1:
         parts.append(
@@ -265,7 +265,17 @@ def _steps(steps: tuple[int, ...]) -> str:
     return f"{len(steps)} steps"
 
 
-def _count(number: int, noun: str) -> str:
+def byte_count(number: int) -> str:
+    """Write a number of bytes to two digits: ``2.6 MB``."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if number >= size:
+            amount = number / size
+            return f"{amount:.1f} {unit}" if amount < 10 else f"{amount:.0f} {unit}"
+    return f"{number} B"
+
+
+def count(number: int, noun: str) -> str:
+    """Write a number of things."""
     return f"{_grouped(number)} {noun}{'' if number == 1 else 's'}"
 
 

@@ -7,21 +7,24 @@ import math
 from dataclasses import asdict
 from typing import Any
 
-from mindspeed_precision.records import Diagnosis, Finding, Origin, Replay
+from mindspeed_precision.records import Diagnosis, Finding, Origin, Refinement, Replay
 
 SCHEMA = 1
 
 
-def verdict(diagnosis: Diagnosis) -> dict[str, Any]:
+def verdict(diagnosis: Diagnosis, *, config: str = "") -> dict[str, Any]:
     """Return the diagnosis as plain data.
 
     Args:
         diagnosis: the answer.
+        config: path of the settings of a second pass, where they were written.
 
     Returns:
         ``schema``, ``status``, ``runs``, ``first_divergence``, ``findings``, ``coverage`` as the design fixes
         them,
-        and beside them ``origins``, ``scalars``, ``steps``, ``policy``, ``decided``, ``diverged``, ``notes``.
+        and beside them ``origins``, ``refine``, ``scalars``, ``steps``, ``policy``, ``decided``,
+        ``diverged``, ``notes``. ``refine`` is null, or ``config`` (path), and what a run with it will keep:
+        ``records`` with elements, ``bytes`` in all.
         Numbers that JSON lacks are the texts ``nan``, ``inf`` and ``-inf``.
     """
     first = diagnosis.first_divergence
@@ -33,6 +36,7 @@ def verdict(diagnosis: Diagnosis) -> dict[str, Any]:
         "findings": [_finding(finding) for finding in diagnosis.findings],
         "coverage": asdict(diagnosis.coverage),
         "origins": [_origin(origin) for origin in diagnosis.origins],
+        "refine": _refine(diagnosis.refinement, config),
         "scalars": [asdict(row) for row in diagnosis.scalars],
         "steps": list(diagnosis.steps),
         "policy": diagnosis.policy,
@@ -45,9 +49,15 @@ def verdict(diagnosis: Diagnosis) -> dict[str, Any]:
     return cleaned
 
 
-def verdict_text(diagnosis: Diagnosis) -> str:
-    """Return the content of ``verdict.json``."""
-    return json.dumps(verdict(diagnosis), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+def verdict_text(diagnosis: Diagnosis, *, config: str = "") -> str:
+    """Return the content of ``verdict.json``; ``config`` as in ``verdict``."""
+    return json.dumps(verdict(diagnosis, config=config), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def _refine(refinement: Refinement | None, config: str) -> dict[str, Any] | None:
+    if refinement is None or not config:
+        return None
+    return {"config": config, "records": refinement.records, "bytes": refinement.bytes}
 
 
 def _origin(origin: Origin) -> dict[str, Any]:

@@ -51,4 +51,6 @@ def record_training(
         for _ in range(steps):
             results.append(trainer.train_one_step())
             session.step(loss=results[-1].loss)
+            if session.finished:
+                break
         return results

@@ -20,6 +20,7 @@ FOUNDATION = {
     "records",
     "errors",
     "config",
+    "repeats",
     "backends.base",
     "backends.capture_base",
     "backends.npu",

@@ -139,8 +139,8 @@ def test_without_elements_the_window_asks_for_what_the_proof_needs(tmp_path):
     assert finding.id == "layout.noncontiguous_accumulate"
     assert not finding.proved_by_replay
     assert "not proved by replay: the elements of main_grad and dW were not kept" in finding.evidence
-    assert "capture_window.yaml" in finding.remedy
-    capture = load_settings(write_files(diagnosis, tmp_path / "out")["window"]).capture
+    assert "refine.yaml" in finding.remedy
+    capture = load_settings(write_files(diagnosis, tmp_path / "out")["refine"]).capture
 
     def level(**key):
         return capture.level_of(RecordKey(step=0, microbatch=1, **key))
@@ -412,7 +412,7 @@ def test_without_elements_fingerprints_say_that_numbers_were_moved(tmp_path):
         False,
     )
     assert "not proved by replay: the elements of the gradients were not kept" in finding.evidence
-    capture = load_settings(write_files(diagnosis, tmp_path / "out")["window"]).capture
+    capture = load_settings(write_files(diagnosis, tmp_path / "out")["refine"]).capture
     for module, role in (("core_attention", Role.GRAD_INPUT), ("linear_qkv", Role.GRAD_OUTPUT)):
         key = RecordKey(step=0, microbatch=0, phase=Phase.DGRAD, fqn=f"{ATTENTION}.{module}", role=role)
         assert capture.level_of(key) is Level.TENSOR
@@ -478,7 +478,7 @@ def test_statistics_that_cannot_see_a_misread_sum_do_not_hide_it(tmp_path):
     assert (finding.id, finding.proved_by_replay) == ("layout.noncontiguous_accumulate", False)
     assert finding.where.phase is Phase.ACCUMULATE
     assert set(finding.explains) == {origin.key for origin in diagnosis.origins}
-    capture = load_settings(write_files(diagnosis, tmp_path / "out")["window"]).capture
+    capture = load_settings(write_files(diagnosis, tmp_path / "out")["refine"]).capture
     after = RecordKey(**{**vars(finding.where), "microbatch": 1})
     assert capture.level_of(after) is Level.TENSOR
 

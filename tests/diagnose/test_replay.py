@@ -162,7 +162,7 @@ def test_what_cannot_be_replayed_says_why(changes, reason, tmp_path):
 
 
 def test_without_elements_the_remedy_is_a_second_pass(tmp_path):
-    assert "--precision-debug-config capture_window.yaml" in _simple(tmp_path, payloads=False).remedy
+    assert "--precision-debug-config refine.yaml" in _simple(tmp_path, payloads=False).remedy
 
 
 def test_without_torch_the_finding_stays_unproved(tmp_path, monkeypatch):

@@ -85,21 +85,22 @@ def test_table_has_a_row_per_comparison(diagnoses, tmp_path):
 
 def test_window_is_a_settings_overlay_for_the_divergent_gemm(diagnoses, tmp_path):
     files = write_files(diagnoses["diverged"], tmp_path)
-    settings = load_settings(files["window"])
+    settings = load_settings(files["refine"])
 
     def level(step, fqn, role, phase=Phase.WGRAD):
         return settings.capture.level_of(RecordKey(step=step, microbatch=0, phase=phase, fqn=fqn, role=role))
 
     assert level(0, LINEAR, Role.GRAD_OUTPUT) is Level.TENSOR
     assert level(0, LINEAR, Role.WGRAD) is Level.TENSOR
-    assert level(1, LINEAR, Role.WGRAD) is Level.STATISTICS
-    assert level(0, "output_layer", Role.WGRAD) is Level.STATISTICS
+    # of all else bits, which show that the second runs are the first ones again
+    assert level(1, LINEAR, Role.WGRAD) is Level.FINGERPRINT
+    assert level(0, "output_layer", Role.WGRAD) is Level.FINGERPRINT
 
 
 def test_an_old_window_does_not_survive_agreement(diagnoses, tmp_path):
     write_files(diagnoses["diverged"], tmp_path)
-    assert "window" not in write_files(diagnoses["identical"], tmp_path)
-    assert not (tmp_path / "capture_window.yaml").exists()
+    assert "refine" not in write_files(diagnoses["identical"], tmp_path)
+    assert not (tmp_path / "refine.yaml").exists()
 
 
 def test_a_place_that_cannot_be_written_is_one_error(diagnoses, tmp_path):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from mindspeed_precision.config import capture_rules
+from mindspeed_precision.align.layout import CanonicalRank
+from mindspeed_precision.config import CaptureRule, capture_rules
 from mindspeed_precision.diagnose.coverage import gaps
 from mindspeed_precision.diagnose.facts import Facts, names
 from mindspeed_precision.diagnose.rules.registry import rule
@@ -21,6 +22,7 @@ from mindspeed_precision.records import (
     Unmatched,
     Verdict,
 )
+from mindspeed_precision.repeats import first_runs_of
 
 _GRADIENTS = {Role.WGRAD, Role.BGRAD, Role.MAIN_GRAD, Role.REDUCED_GRAD}
 
@@ -79,9 +81,11 @@ def rules_without_match(facts: Facts) -> Iterable[Finding]:
     """Name the rules of capture that no record of their run fits: what they were to keep was not kept."""
     lines = []
     for side, run in ((Side.BASELINE, facts.baseline), (Side.CANDIDATE, facts.candidate)):
+        if first_runs_of(run.manifest):
+            continue  # its rules name the records of both sides; `not_repeated` says what is missing
         settings = run.manifest.get("settings")
         named = [rule for rule in capture_rules(settings) if rule.level is not None and rule.fqn != "*"]
-        unmatched = [rule for rule in named if not any(rule.applies(key) for key in _keys(run))]
+        unmatched = [rule for rule in named if not any(rule.applies(key) for key in _keys(run, rule))]
         lines += [f"in the {side.value}: {rule.describe()}" for rule in unmatched]
     if lines:
         yield Finding(
@@ -94,8 +98,10 @@ def rules_without_match(facts: Facts) -> Iterable[Finding]:
         )
 
 
-def _keys(run: Run) -> Iterable[RecordKey]:
-    return (record.key for rank in run.ranks.values() for record in rank.records)
+def _keys(run: Run, rule: CaptureRule) -> Iterable[RecordKey]:
+    first = next(iter(run.ranks.values()))
+    ranks = first.run.ranks if isinstance(first, CanonicalRank) else run.ranks  # a lane is no rank
+    return (record.key for rank, held in ranks.items() if rank in rule.ranks for record in held.records)
 
 
 @rule("coverage.not_judged")

@@ -89,7 +89,7 @@ def accumulate_unseen(facts: Facts) -> Iterable[Finding]:
             f"it concerns {names(node.key.fqn for node in sums)}",
         ),
         remedy=f"{_accumulate_remedy([side])}; to prove it, rerun both with --precision-debug-config "
-        "capture_window.yaml and compare again",
+        "refine.yaml and compare again",
         where=first.key,
         explains=tuple(dict.fromkeys([*updates, *later])),
     )

@@ -25,7 +25,7 @@ def unknown(facts: Facts, findings: Sequence[Finding]) -> Iterable[Finding]:
                 f"it concerns {names(key.fqn or '(model)' for key in keys)}",
             ),
             remedy="rerun both runs with the elements of the window kept: "
-            "--precision-debug-config capture_window.yaml",
+            "--precision-debug-config refine.yaml",
             where=first,
             explains=tuple(keys),
         )

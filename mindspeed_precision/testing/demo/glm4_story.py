@@ -7,6 +7,7 @@ from pathlib import Path
 from mindspeed_precision.errors import PrecisionError
 from mindspeed_precision.records import Diagnosis, Phase, Verdict
 from mindspeed_precision.report.console import show
+from mindspeed_precision.report.phrases import byte_count, count
 from mindspeed_precision.testing.demo.glm4 import REMEDY, STEPS, Arithmetic, Glm4, RunSpec, probe
 from mindspeed_precision.testing.demo.launch import SCRIPT, CompletedRun
 from mindspeed_precision.testing.demo.telling import log_table, say, timed
@@ -64,13 +65,16 @@ def _show_layout(processes: int, arithmetic: Arithmetic, directory: Path) -> boo
 
     first, files = case.compare(BASELINE.name, CANDIDATE.name, report="first-pass")
     say(_log_note(baseline, first))
-    if "window" not in files:
+    if "refine" not in files:
         say("\nThe runs do not diverge on this CPU with real data: nothing to show.")
         return False
-    window = ("--precision-debug-config", files["window"])
-    say("\nThey diverge. Once more, keeping the elements of the divergent window, to prove the cause:\n")
+    refined = ("--precision-debug-config", files["refine"])
+    say(
+        f"\nThey diverge. Two short runs with the settings that `compare` wrote prove why:\n{_window(first)}\n"
+    )
     again = [
-        RunSpec(name=f"{spec.name}-window", other=spec.other, flags=window) for spec in (BASELINE, CANDIDATE)
+        RunSpec(name=f"{spec.name}-refined", other=spec.other, flags=refined)
+        for spec in (BASELINE, CANDIDATE)
     ]
     timed("training both again", lambda: case.train(again))
     diagnosis, files = case.compare(again[0].name, again[1].name, report="compare")
@@ -83,6 +87,15 @@ def _show_layout(processes: int, arithmetic: Arithmetic, directory: Path) -> boo
     say("")
     show(repaired, files)
     return _is_the_case(diagnosis) and repaired.status is Verdict.IDENTICAL
+
+
+def _plan(diagnosis: Diagnosis) -> str:
+    refinement = diagnosis.refinement
+    assert refinement is not None
+    return (
+        f"  refine.yaml stops after step {refinement.stop_after} and keeps the elements of "
+        f"{count(refinement.records, 'record')}, {byte_count(refinement.payload_bytes)} a run"
+    )
 
 
 def _is_the_case(diagnosis: Diagnosis) -> bool:
