@@ -87,13 +87,15 @@ def _suspected(finding: Finding) -> bool:
 
 
 def _chosen(origins: Sequence[Origin]) -> list[Origin]:
-    """Return so many origins: the first of each kind, then the others, each in order."""
-    kinds: dict[tuple[Phase, Role], Origin] = {}
+    """Return so many origins, each in its first microbatch: one of each kind, then the others, in order."""
+    once: dict[RecordKey, Origin] = {}
     for origin in origins:
-        kinds.setdefault((origin.key.phase, origin.key.role), origin)
-    kept = dict.fromkeys(id(origin) for origin in [*kinds.values(), *origins])
-    chosen = set(list(kept)[:_MOST])
-    return [origin for origin in origins if id(origin) in chosen]
+        once.setdefault(replace(origin.key, microbatch=NO_MICROBATCH, occurrence=0), origin)
+    kinds: dict[tuple[Phase, Role], RecordKey] = {}
+    for key in once:
+        kinds.setdefault((key.phase, key.role), key)
+    chosen = set(list(dict.fromkeys([*kinds.values(), *once]))[:_MOST])
+    return [origin for key, origin in once.items() if key in chosen]
 
 
 def _holders(comparison: Comparison) -> frozenset[int]:

@@ -20,16 +20,18 @@ def record_training(
     *,
     steps: int = 2,
     plant: Plant | None = None,
+    config: Path | None = None,
     overrides: Sequence[str] = (),
 ) -> list[StepResult]:
-    """Train ``steps`` steps and record them in the run directory ``out``.
+    """Train ``steps`` steps, or until ``stop_after``, and record them in the run directory ``out``.
 
     Args:
         settings: the model and how it is trained.
         out: the run directory to write.
         steps: number of steps.
         plant: called with the trainer before it is observed: puts a fault in, or its healthy twin.
-        overrides: settings of the session, ``key=value``.
+        config: settings of the session, a YAML file.
+        overrides: further settings, ``key=value``.
 
     Returns:
         Loss and grad norm of each step.
@@ -43,6 +45,7 @@ def record_training(
                 model=trainer.model,
                 optimizer=trainer.optimizer,
                 out=out,
+                config=config,
                 overrides=[*UNPINNED, *overrides],
             )
         )

@@ -14,6 +14,7 @@ pytest.importorskip("torch")
 
 from mindspeed_precision.errors import ConfigError, PrecisionError
 from mindspeed_precision.testing.demo import command, glm4_story, probe
+from mindspeed_precision.testing.demo.launch import parse_log
 
 pytestmark = pytest.mark.torch
 ROOT = Path(__file__).parents[2]
@@ -67,5 +68,13 @@ def test_the_demo_shows_names_proves_and_repairs(megatron, tmp_path):
         coverage = verdict["coverage"]
         assert coverage["parameters"] == coverage["parameters_with_wgrad"] == 27
         assert coverage["unmatched"] == 0
+        for name in ("baseline", "candidate"):  # the proof took two short runs
+            log = (out / layout / f"{name}-refined.log").read_text()
+            assert [row.iteration for row in parse_log(log)] == [1]
+            assert log.count("training stops here, after step 0: stop_after=0") == 1
+            assert (out / layout / f"{name}-refined" / "rank00000" / "COMPLETE").is_file()
+        first_pass = verdicts[f"{layout}/first-pass"]
+        assert [finding["proved_by_replay"] for finding in first_pass["findings"]] == [False]
+        assert Path(first_pass["refine"]["config"]).is_file()
         repaired = json.loads((out / layout / "compare-with-remedy" / "verdict.json").read_text())
         assert (repaired["status"], repaired["findings"]) == ("identical", [])

@@ -69,9 +69,7 @@ def _show_layout(processes: int, arithmetic: Arithmetic, directory: Path) -> boo
         say("\nThe runs do not diverge on this CPU with real data: nothing to show.")
         return False
     refined = ("--precision-debug-config", files["refine"])
-    say(
-        f"\nThey diverge. Two short runs with the settings that `compare` wrote prove why:\n{_window(first)}\n"
-    )
+    say(f"\nThey diverge. Two short runs with the settings that `compare` wrote prove why:\n{_plan(first)}\n")
     again = [
         RunSpec(name=f"{spec.name}-refined", other=spec.other, flags=refined)
         for spec in (BASELINE, CANDIDATE)
