@@ -137,7 +137,7 @@ def _compare(arguments: argparse.Namespace) -> int:
     if arguments.json:
         sys.stdout.write(verdict_text(diagnosis, config=files.get("refine", "")))
     else:
-        show(diagnosis, files)
+        show(diagnosis, files, asked=arguments.refine is not None)
     if arguments.refine is not None and diagnosis.refinement is None:
         sys.stderr.write(f"{PROGRAM}: {nothing_to_refine(diagnosis)}\n")
     status, reason = exit_status(diagnosis)

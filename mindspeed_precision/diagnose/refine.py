@@ -186,7 +186,7 @@ def _level(facts: Facts, first: Mapping[Side, First]) -> Level:
         return Level.FINGERPRINT
     levels = [Level.STATISTICS]
     for one in first.values():
-        some = next(iter(one.run.ranks.values())).records
+        some = (r for r in next(iter(one.run.ranks.values())).records if r.key.step != INIT_STEP)
         if any(record.digest.sketch is not None or record.payload is not None for record in some):
             levels.append(Level.SKETCH)
     return max(levels, key=lambda level: level.rank)

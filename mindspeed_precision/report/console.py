@@ -44,12 +44,13 @@ class Block:
     table: bool = False
 
 
-def blocks(diagnosis: Diagnosis, files: Mapping[str, str]) -> list[Block]:
+def blocks(diagnosis: Diagnosis, files: Mapping[str, str], *, asked: bool = False) -> list[Block]:
     """Return what is shown of a diagnosis.
 
     Args:
         diagnosis: the answer.
         files: what was written, name to path.
+        asked: show how a second pass is made, though it may tell nothing new.
     """
     head = " ".join(filter(None, (phrases.verdict_sentence(diagnosis), phrases.scalars_sentence(diagnosis))))
     shown = [Block(label="", lines=(head,), style=_STYLES[diagnosis.status])]
@@ -69,9 +70,7 @@ def blocks(diagnosis: Diagnosis, files: Mapping[str, str]) -> list[Block]:
     shown.append(Block(label="coverage", lines=(phrases.coverage_text(diagnosis),)))
     shown.append(Block(label="policy", lines=(phrases.policy_text(diagnosis),)))
     shown.append(Block(label="notes", lines=diagnosis.notes))
-    shown.append(
-        Block(label="next", lines=tuple(next_lines(diagnosis, files.get("refine", ""))), style="bold")
-    )
+    shown += _next_blocks(diagnosis, files.get("refine", ""), asked=asked)
     shown.append(Block(label="report", lines=tuple(files.values())))
     return [block for block in shown if any(block.lines)]
 
@@ -113,6 +112,18 @@ def _other_blocks(finding: Finding) -> list[Block]:
     return [Block(label=finding.severity.value, lines=tuple(lines))]
 
 
+def _next_blocks(diagnosis: Diagnosis, config: str, *, asked: bool) -> list[Block]:
+    """Say how a second pass is made; commands are not wrapped, so that they can be copied."""
+    refinement = diagnosis.refinement
+    if refinement is None or not config or not (asked or refinement.wanted):
+        return []
+    sentence, *commands = next_lines(refinement, diagnosis, config)
+    return [
+        Block(label="next", lines=(sentence,), style="bold"),
+        Block(label="", lines=tuple(commands), table=True),
+    ]
+
+
 def _certainty(finding: Finding) -> str:
     if finding.confidence >= 0.9:
         return "near certain"
@@ -121,15 +132,23 @@ def _certainty(finding: Finding) -> str:
     return "possible" if finding.confidence > 0 else "unknown"
 
 
-def render(diagnosis: Diagnosis, files: Mapping[str, str] | None = None, *, width: int = _WIDEST) -> str:
+def render(
+    diagnosis: Diagnosis,
+    files: Mapping[str, str] | None = None,
+    *,
+    width: int = _WIDEST,
+    asked: bool = False,
+) -> str:
     """Return the verdict as plain text.
 
     Args:
         diagnosis: the answer.
         files: what was written, name to path.
         width: of the terminal, in characters.
+        asked: as in ``blocks``.
     """
-    return "\n".join(line for block in blocks(diagnosis, files or {}) for line in _plain(block, width)) + "\n"
+    shown = blocks(diagnosis, files or {}, asked=asked)
+    return "\n".join(line for block in shown for line in _plain(block, width)) + "\n"
 
 
 def _plain(block: Block, width: int) -> list[str]:
@@ -156,19 +175,23 @@ def _plain(block: Block, width: int) -> list[str]:
 
 
 def show(
-    diagnosis: Diagnosis, files: Mapping[str, str] | None = None, *, stream: TextIO | None = None
+    diagnosis: Diagnosis,
+    files: Mapping[str, str] | None = None,
+    *,
+    stream: TextIO | None = None,
+    asked: bool = False,
 ) -> None:
-    """Print the verdict: coloured on a terminal where rich is installed, else plain."""
+    """Print what ``blocks`` gives: coloured on a terminal where rich is installed, else plain."""
     out = stream or sys.stdout
     width = min(shutil.get_terminal_size((_WIDEST, 40)).columns, _WIDEST)
     if not out.isatty() or importlib.util.find_spec("rich") is None:
-        out.write(render(diagnosis, files, width=width))
+        out.write(render(diagnosis, files, width=width, asked=asked))
         return
     from rich.console import Console
     from rich.text import Text
 
     console = Console(file=out, highlight=False, soft_wrap=True)
-    for block in blocks(diagnosis, files or {}):
+    for block in blocks(diagnosis, files or {}, asked=asked):
         for number, line in enumerate(_plain(block, width)):
             text = Text(line, style=block.style if number == 0 else "")
             if block.label and number == 0:

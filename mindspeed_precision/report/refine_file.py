@@ -99,24 +99,22 @@ def nothing_to_refine(diagnosis: Diagnosis) -> str:
     return "nothing to refine: both runs kept the elements of the divergent window"
 
 
-def next_lines(diagnosis: Diagnosis, config: str) -> list[str]:
-    """Return what to run next, as commands; empty where elements would tell nothing new.
+def next_lines(refinement: Refinement, diagnosis: Diagnosis, config: str) -> list[str]:
+    """Return what to run next: a sentence, then commands, indented.
 
     Args:
+        refinement: the second pass.
         diagnosis: the answer.
-        config: path of the refine file; empty where none was written.
+        config: path of the refine file.
     """
-    refinement = diagnosis.refinement
-    if refinement is None or not config or not refinement.wanted:
-        return []
     runs = {Side.BASELINE: diagnosis.baseline, Side.CANDIDATE: diagnosis.candidate}
     again = {side: f"{run.rstrip('/')}-refined" for side, run in runs.items()}
     return [
-        f"run both again up to step {refinement.stop_after}, keeping the elements of {_elements(refinement)} "
-        f"(with all else {byte_count(refinement.bytes)}): the first commands, their --precision-debug flags "
-        "replaced by",
+        f"two short runs to step {refinement.stop_after} keep the elements of {_elements(refinement)} "
+        f"(with all else {byte_count(refinement.bytes)}). The first commands, their --precision-debug flags "
+        "replaced by:",
         *(f"  {_flags(refinement, side, config, again[side])}" for side in Side),
-        "then, to prove it:",
+        "and then:",
         f"  mindspeed-precision compare {again[Side.BASELINE]} {again[Side.CANDIDATE]} "
         f"--out {Path(again[Side.CANDIDATE]).parent / 'compare-refined'}",
     ]

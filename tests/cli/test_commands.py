@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from mindspeed_precision.cli import build_parser, main
+from mindspeed_precision.config import load_settings
 from mindspeed_precision.records import Level
 from mindspeed_precision.testing.fake_runs import LINEAR, plant, scaled, write_fake_run
 
@@ -126,12 +127,78 @@ def test_a_spoiled_run_is_one_line_and_2(name, runs, tmp_path, capsys):
         ("one", "one", ("--policy", "strict"), "exact, huawei, tolerance"),
         ("one", "one", ("--policy", "absent.yaml"), "no such policy"),
         ("one", "one", ("--out", "one/run.json/x"), "cannot write the report"),
+        ("one", "two", ("--refine", "absent/refine.yaml"), "no such directory"),
+        ("one", "two", ("--refine", "one/run.json/refine.yaml"), "no such directory"),
+        ("one", "two", ("--refine", "one"), "the file exists"),
     ],
 )
 def test_bad_input_is_one_line_and_2(baseline, candidate, more, words, runs, capsys, monkeypatch):
     monkeypatch.chdir(runs)
     (runs / "empty").mkdir(exist_ok=True)
     _one_line(run(capsys, "compare", baseline, candidate, *more), words)
+
+
+def test_refine_writes_the_second_pass_to_a_new_file(runs, tmp_path, capsys):
+    file = tmp_path / "second.yaml"
+    pair = (runs / "one", runs / "two", "--out", tmp_path / "out")
+    status, out, err = run(capsys, "compare", *pair, "--refine", file)
+    assert (status, err) == (1, "")
+    assert f"--precision-debug-config {file}" in out
+    settings = load_settings(file)
+    assert (settings.steps.text, settings.stop_after) == ("0", 0)
+    verdict = json.loads((tmp_path / "out" / "verdict.json").read_text())
+    assert verdict["refine"]["config"] == str(file)
+    assert not (tmp_path / "out" / "refine.yaml").exists()
+    text = file.read_text()
+    _one_line(run(capsys, "compare", *pair, "--refine", file), "the file exists; it is not overwritten")
+    assert file.read_text() == text
+    # beside the report it is the report's own, as verdict.json is
+    for _ in range(2):
+        assert run(capsys, "compare", *pair, "--refine")[0] == 1
+        assert load_settings(tmp_path / "out" / "refine.yaml").refines == settings.refines
+
+
+def test_refine_says_where_there_is_nothing_to_refine(runs, tmp_path, capsys):
+    file, out = tmp_path / "second.yaml", ("--out", tmp_path / "out")
+    start = plant(phase="init", fqn=f"{LINEAR}.weight", value=scaled(2))
+    other = write_fake_run(tmp_path / "other", plants=[start])
+    full = write_fake_run(tmp_path / "full", level=Level.TENSOR)
+    wrong = write_fake_run(tmp_path / "wrong", level=Level.TENSOR, plants=[
+        plant(phase="wgrad", role="wgrad", fqn=LINEAR, step=0, value=scaled(2))
+    ])  # fmt: skip
+    cases = (
+        (runs / "one", runs / "one", 0, "the runs agree"),
+        (runs / "one", other, 1, "the runs differ before the first step"),
+        (runs / "idle", runs / "idle", 2, "no record diverges"),
+        (full, wrong, 1, "both runs kept the elements"),
+    )
+    for baseline, candidate, expected, words in cases:
+        status, text, err = run(capsys, "compare", baseline, candidate, *out, "--refine", file)
+        assert status == expected
+        assert f"mindspeed-precision: nothing to refine: {words}" in err
+        assert not file.exists()
+        assert "--precision-debug-config" not in text
+
+
+def test_what_two_refined_runs_must_repeat_is_checked(runs, tmp_path, capsys):
+    refine = ("--refine", tmp_path / "second.yaml", "--out", tmp_path / "out")
+    run(capsys, "compare", runs / "one", runs / "two", *refine)
+    manifest = {"settings": load_settings(tmp_path / "second.yaml").source}
+    fault = plant(phase="wgrad", role="wgrad", fqn=LINEAR, step=0, value=scaled(2))
+    again = write_fake_run(tmp_path / "again", manifest=manifest)
+    two = write_fake_run(tmp_path / "two", manifest=manifest, plants=[fault], level=Level.TENSOR)
+    status, out, _ = run(capsys, "compare", again, two, "--out", tmp_path / "out")
+    assert status == 1
+    assert "determinism.not_repeated" not in out
+    # the divergence is gone: the runs agree, and that is not what is asked of them
+    status, out, _ = run(capsys, "compare", again, again, "--out", tmp_path / "out")
+    assert status == 1
+    assert out.startswith("IDENTICAL")
+    assert "the candidate does not repeat the run that it refines" in out
+    spoiled = json.loads((again / "run.json").read_text())
+    spoiled["settings"]["refines"]["baseline"]["records"][0][3] = "no phase"
+    (again / "run.json").write_text(json.dumps(spoiled))
+    _one_line(run(capsys, "compare", again, two, "--out", tmp_path / "out"), "refines.baseline.records[0]")
 
 
 def _one_line(result, words):

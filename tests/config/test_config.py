@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -177,3 +178,33 @@ def test_what_can_select_nothing_is_refused(override, named):
     with pytest.raises(ConfigError) as caught:
         load_settings(overrides=[override])
     assert named in str(caught.value)
+
+
+def test_a_rule_may_speak_of_some_microbatches_and_ranks(tmp_path):
+    file = tmp_path / "rules.yaml"
+    file.write_text("capture: {rules: [{role: wgrad, microbatches: '1-2', ranks: '0,4', level: tensor}]}")
+    capture = load_settings(file).capture
+
+    def level(rank, microbatch):
+        key = RecordKey(step=0, microbatch=microbatch, phase=Phase.WGRAD, fqn="a", role=Role.WGRAD)
+        return capture.on_rank(rank).level_of(key)
+
+    kept = {(rank, mb) for rank in range(6) for mb in range(-1, 4) if level(rank, mb) is Level.TENSOR}
+    assert kept == {(0, 1), (0, 2), (4, 1), (4, 2)}
+    assert capture.rules[0].describe().endswith("steps=all microbatches=1-2 ranks=0,4 level=tensor")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("stop_after: -1", "no step"),
+        ("refines: {baseline: {run: a, records: [[0, 0]]}}", "refines.baseline.records[0]"),
+        ("refines: {baseline: {records: [[0, 0, 0, wgrad, a, wgrad, '', 0, false, xyz]]}}", "no record"),
+        ("capture: {rules: [{ranks: all}]}", "capture.rules[0].ranks"),
+    ],
+)
+def test_settings_of_a_second_pass_that_are_none(text, words, tmp_path):
+    file = tmp_path / "bad.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        load_settings(file)

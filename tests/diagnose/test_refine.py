@@ -28,6 +28,7 @@ class Pair:
 
     def __init__(self, directory: Path, plant, **settings) -> None:
         self.directory, self.plant, self.settings = directory, plant, settings
+        self.steps = 2
 
     def train(self, name, *, planted, config=None, overrides=(), **changes):
         from mindspeed_precision.testing.recorded import record_training
@@ -37,7 +38,7 @@ class Pair:
         record_training(
             TrainerSettings(**{**self.settings, **changes}),
             self.directory / name,
-            steps=3,
+            steps=self.steps,
             plant=plant,
             config=config,
             overrides=overrides,
@@ -94,6 +95,7 @@ def other_linear(monkeypatch):
     return choose
 
 
+@pytest.mark.matrix
 def test_the_layout_of_a_gemm_is_proved_by_two_short_runs(cpu_megatron, pair, other_linear):
     from mindspeed_precision.testing.demo import probe
 
@@ -136,14 +138,20 @@ def scaled_output(planted):
     return plant
 
 
-def test_a_forward_fault_is_recaptured_with_its_inputs_and_weights(pair):
-    case = pair(scaled_output)
+@pytest.fixture(scope="module")
+def forward(cpu_megatron, tmp_path_factory):
+    """Return a pair with a forward fault, its first diagnosis, its files, and its refined runs."""
+    case = Pair(tmp_path_factory.mktemp("forward"), scaled_output)
     diagnosis, files = case.first()
+    return case, diagnosis, files, case.refined(files)
+
+
+def test_a_forward_fault_is_recaptured_with_its_inputs_and_weights(forward):
+    _, diagnosis, _, runs = forward
     first = diagnosis.first_divergence
     assert (first.key.phase, first.key.role, first.key.fqn) == (Phase.FPROP, Role.OUTPUT, LAYER)
     assert "mismatched" not in first.comparison.metrics
 
-    runs = case.refined(files)
     refined = compare_runs(*runs)
     assert refined.first_divergence.key == first.key
     assert refined.first_divergence.comparison.metrics["mismatched"] > 0
@@ -155,7 +163,7 @@ def test_a_forward_fault_is_recaptured_with_its_inputs_and_weights(pair):
         (INIT_STEP, f"{LAYER}.weight", Role.PARAM),
         (INIT_STEP, f"{LAYER}.bias", Role.PARAM),
     }
-    assert {record.key.microbatch for _, record in kept(runs[0])} == {0, -1}
+    assert {record.key.microbatch for _, record in kept(runs[0])} == {0, -1}  # the second shows the same
     assert "determinism.not_repeated" not in ids(refined)
     assert refined.refinement is None  # nothing is left to recapture
 
@@ -202,6 +210,7 @@ def test_a_divergence_after_the_first_step_keeps_that_step_and_the_parameters_it
         return plant
 
     case = pair(late)
+    case.steps = 3
     diagnosis, files = case.first()
     assert diagnosis.first_divergence.key.step == 2
     runs = case.refined(files)
@@ -219,13 +228,7 @@ def test_a_divergence_after_the_first_step_keeps_that_step_and_the_parameters_it
 
 
 def test_healthy_runs_leave_nothing_to_refine(pair):
-    diagnosis, files = (
-        pair(scaled_output, lr=1e-3)
-        .__class__(  # the twin: the plant scales by one in both
-            pair().directory, lambda _: scaled_output(planted=False)
-        )
-        .first()
-    )
+    diagnosis, files = pair(lambda _: scaled_output(planted=False)).first()
     assert diagnosis.status is Verdict.IDENTICAL
     assert diagnosis.refinement is None
     assert "refine" not in files
@@ -233,11 +236,10 @@ def test_healthy_runs_leave_nothing_to_refine(pair):
     assert "next" not in render(diagnosis, files)
 
 
-def test_a_refined_run_of_another_seed_is_named(pair):
-    case = pair(scaled_output)
-    _, files = case.first()
-    runs = case.refined(files, data_seed=99)
-    refined = compare_runs(*runs)
+def test_a_refined_run_of_another_seed_is_named(forward):
+    case, _, files, (baseline, _) = forward
+    other = case.train("other-seed", planted=True, config=Path(files["refine"]), data_seed=99)
+    refined = compare_runs(baseline, other)
     (finding,) = [finding for finding in refined.findings if finding.id == "determinism.not_repeated"]
     assert "the candidate does not repeat" in finding.title
     assert finding.where.phase is Phase.BATCH  # the first that differs
@@ -249,10 +251,8 @@ def test_a_refined_run_of_another_seed_is_named(pair):
     assert f"{expected.digest.fingerprint:016x}" in text
 
 
-def test_refined_runs_in_the_other_order_are_no_finding(pair):
-    case = pair(scaled_output)
-    _, files = case.first()
-    one, two = case.refined(files)
+def test_refined_runs_in_the_other_order_are_no_finding(forward):
+    *_, (one, two) = forward
     assert "determinism.not_repeated" not in ids(compare_runs(two, one))
     # but one of them on both sides is
     assert "determinism.not_repeated" in ids(compare_runs(one, one))

@@ -1,6 +1,7 @@
 """Trains and records one run, alone or as a rank under torchrun: ``record_layout.py OUT JSON``.
 
-JSON: ``settings`` (of the trainer), ``steps``, ``overrides`` (of the session), ``plant`` (see ``PLANTS``).
+JSON: ``settings`` (of the trainer), ``steps``, ``overrides`` (of the session), ``plant`` (see ``PLANTS``),
+``config`` (a file of settings; may be absent).
 """
 
 import json
@@ -80,5 +81,6 @@ if __name__ == "__main__":
         Path(sys.argv[1]),
         steps=asked["steps"],
         plant=PLANTS[asked["plant"]],
+        config=Path(asked["config"]) if "config" in asked else None,
         overrides=asked["overrides"],
     )
