@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -109,14 +110,14 @@ def next_lines(refinement: Refinement, diagnosis: Diagnosis, config: str) -> lis
     """
     runs = {Side.BASELINE: diagnosis.baseline, Side.CANDIDATE: diagnosis.candidate}
     again = {side: f"{run.rstrip('/')}-refined" for side, run in runs.items()}
+    out = Path(again[Side.CANDIDATE]).parent / "compare-refined"
     return [
         f"two short runs to step {refinement.stop_after} keep the elements of {_elements(refinement)} "
         f"(with all else {byte_count(refinement.bytes)}). The first commands, their --precision-debug flags "
         "replaced by:",
         *(f"  {_flags(refinement, side, config, again[side])}" for side in Side),
         "and then:",
-        f"  mindspeed-precision compare {again[Side.BASELINE]} {again[Side.CANDIDATE]} "
-        f"--out {Path(again[Side.CANDIDATE]).parent / 'compare-refined'}",
+        f"  {shlex.join(['mindspeed-precision', 'compare', *again.values(), '--out', str(out)])}",
     ]
 
 
@@ -127,4 +128,4 @@ def _elements(refinement: Refinement) -> str:
 def _flags(refinement: Refinement, side: Side, config: str, out: str) -> str:
     own = refinement.overrides[side]
     words = ["--precision-debug", "--precision-debug-config", config, "--precision-debug-out", out]
-    return " ".join([*words, *(["--precision-debug-set", *own] if own else [])])
+    return shlex.join([*words, *(["--precision-debug-set", *own] if own else [])])
