@@ -10,6 +10,7 @@ from typing import Any
 from mindspeed_precision import capture
 from mindspeed_precision.backends.capture_base import CaptureBackend
 from mindspeed_precision.backends.detect import capture_backend
+from mindspeed_precision.capture.activations import ActivationPlacer
 from mindspeed_precision.capture.batch import observe_random_states, observe_step_losses
 from mindspeed_precision.capture.configuration import (
     effective_configuration,
@@ -19,6 +20,7 @@ from mindspeed_precision.capture.configuration import (
     versions,
 )
 from mindspeed_precision.capture.context import CaptureContext, activated
+from mindspeed_precision.capture.layout_rules import load_layout_rules
 from mindspeed_precision.capture.names import Names, canonical_names
 from mindspeed_precision.capture.optimizer import observe_grad_norm, observe_parameters
 from mindspeed_precision.capture.placement import placements
@@ -74,7 +76,7 @@ class Recording:
         Returns None on a rank that ``settings.ranks`` leaves out.
 
         Raises:
-            ConfigError: ``settings.ranks`` leaves out every rank.
+            ConfigError: ``settings.ranks`` leaves out every rank, or a layout rule does not fit its schema.
             DumpError: the run directory exists and is not empty; on every rank alike.
         """
         backend = capture_backend()
@@ -87,6 +89,7 @@ class Recording:
                 expected=f"some of 0-{coordinates.world_size - 1}",
             )
         names = canonical_names(backend, chunks)
+        rules = load_layout_rules(settings.patches.search_path)
         manifest = _manifest(backend, chunks, optimizer, settings, coordinates, label=label, created=created)
         manifest["numerics"] = _numerics(backend, names)
         _create_together(backend, settings.out, {**manifest, "patches": audit})
@@ -97,8 +100,16 @@ class Recording:
         placed = placements(backend, names, coordinates)
         writer.declare_parameters(_declarations(backend, names, placed))
         recorder = Recorder(backend=backend, writer=writer, settings=settings)
+        placer = ActivationPlacer(
+            backend=backend, rules=rules, names=names, coordinates=coordinates, parameters=placed
+        )
         context = CaptureContext(
-            backend=backend, names=names, recorder=recorder, settings=settings.capture, placements=placed
+            backend=backend,
+            names=names,
+            recorder=recorder,
+            settings=settings.capture,
+            placements=placed,
+            placer=placer,
         )
         recording = cls(context=context, writer=writer, settings=settings, rank=coordinates.rank)
         recording._kept = capture.attach(context, chunks, optimizer)

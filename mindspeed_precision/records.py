@@ -190,46 +190,69 @@ class Digest:
         unordered: the same without positions; equal under any permutation of the elements.
         statistics: moments, or None when only the fingerprint was asked for.
         sketch: None where none was asked for, and of integers, of one element, and of numbers too large.
+        exact: False for what was computed from the digests of others (a sum of partial sums, a product): its
+            fingerprints are not known, and are 0.
     """
 
     fingerprint: int
     unordered: int
     statistics: Statistics | None = None
     sketch: Sketch | None = None
+    exact: bool = True
+
+    def same_bits(self, other: Digest) -> bool:
+        """Tell whether both are of the same bits; what is not known is not the same."""
+        return self.exact and other.exact and self.fingerprint == other.fingerprint
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """Which part of one dimension of a canonical tensor a rank holds.
+
+    Attributes:
+        dim: the dimension.
+        blocks: ``(offset, length)`` along it, in the order in which the rank holds them; several where shards
+            interleave (a gated MLP: each rank has a block of the gate and one of the other half).
+    """
+
+    dim: int
+    blocks: tuple[tuple[int, int], ...]
+
+    @property
+    def held(self) -> int:
+        """How much of the dimension it is."""
+        return sum(length for _, length in self.blocks)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """Where the tensor that a rank holds of a parameter sits in the canonical, unsharded one.
+    """Where the tensor that a rank holds sits in the canonical, unsharded one.
 
     Attributes:
         shape: canonical shape.
-        dim: the dimension along which it is split.
-        blocks: ``(offset, length)`` along ``dim``, in the order in which the rank holds them; several where
-            shards interleave (a gated MLP: each rank has a block of the gate and one of the other half).
-        partial: over which group a gradient is a sum before it is reduced, beside the data-parallel one, in
-            words; empty for none.
+        splits: what the rank holds of the dimensions that are split, by dimension, ascending; none: all of
+            it.
+        partial: over which group the canonical tensor is the sum of what the ranks hold, in words; empty for
+            none. Of a parameter it speaks of its gradient before that is reduced, and not of the
+            data-parallel group.
         copy_of: name of the parameter of another pipeline stage that it is a copy of, kept equal; or empty.
     """
 
     shape: tuple[int, ...]
-    dim: int = 0
-    blocks: tuple[tuple[int, int], ...] = ()
+    splits: tuple[Split, ...] = ()
     partial: str = ""
     copy_of: str = ""
 
     @property
     def whole(self) -> bool:
-        """Whether it is the canonical tensor itself."""
-        return not self.blocks or self.blocks == ((0, self.shape[self.dim]),)
+        """Whether the rank holds every element of the canonical tensor, in its order."""
+        return all(split.blocks == ((0, self.shape[split.dim]),) for split in self.splits)
 
     @property
     def local_shape(self) -> tuple[int, ...]:
         """Shape of what the rank holds."""
-        if not self.blocks:
-            return self.shape
-        length = sum(length for _, length in self.blocks)
-        return (*self.shape[: self.dim], length, *self.shape[self.dim + 1 :])
+        held = {split.dim: split.held for split in self.splits}
+        return tuple(held.get(dim, size) for dim, size in enumerate(self.shape))
 
     @property
     def local_numel(self) -> int:
@@ -242,7 +265,7 @@ class Part:
     """Which elements of a canonical tensor a tensor holds.
 
     Attributes:
-        placement: of the parameter on this rank.
+        placement: of the tensor on this rank.
         start: first element, in C order, of what the rank holds.
         stop: one beyond the last; the ranges of a distributed optimizer are shorter than what the rank holds.
     """
@@ -258,6 +281,21 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Unplaced:
+    """Why it is not known where an activation sits in the canonical one.
+
+    Attributes:
+        reason: in one phrase.
+    """
+
+    reason: str
+
+
+Place = Placement | Unplaced
+"""Of an activation: where it sits, or why that is not known."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Observation:
     """A live tensor, as capture hands it to record. Only valid during the call.
 
@@ -266,13 +304,16 @@ class Observation:
         tensor: the framework's tensor; never kept by reference after the call returns.
         note: how the tensor came about, where it is not simply what the role says
             (``difference of main_grad``: dW of a fused GEMM).
-        part: which elements of a parameter-like canonical tensor it is; None: it is numbered by itself.
+        part: which elements of a canonical tensor it is, where it is not one as a whole; None: it is numbered
+            by itself.
+        place: where an activation sits in the canonical one, or why that is not known; None: nothing is said.
     """
 
     key: RecordKey
     tensor: Any
     note: str = ""
     part: Part | None = None
+    place: Place | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,6 +333,8 @@ class TensorRecord:
             GEMM, of the module's weight or bias) that the record is of, ``(start, stop)``: its fingerprints
             and sketch then number them as the parameter's placement does. None: the record is numbered by
             itself, which for what is not split is the same.
+        place: of what is no parameter: where it sits in the canonical tensor, whose numbers its elements then
+            have, or why that is not known. None: nothing was said when it was recorded.
     """
 
     seq: int
@@ -303,6 +346,7 @@ class TensorRecord:
     payload: str | None = None
     note: str = ""
     part: tuple[int, int] | None = None
+    place: Place | None = None
 
     @property
     def numel(self) -> int:

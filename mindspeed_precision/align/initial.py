@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from mindspeed_precision.align.layout import Lanes, canonical
+from mindspeed_precision.align.lanes import Lanes
+from mindspeed_precision.align.layout import canonical
 from mindspeed_precision.backends.base import HostTensor
 from mindspeed_precision.dump.reader import Run
 from mindspeed_precision.errors import ConfigError, IncomparableError

@@ -17,20 +17,16 @@ from mindspeed_precision.align.compatible import (
     require_same_model,
 )
 from mindspeed_precision.align.conventions import with_conventions
-from mindspeed_precision.align.layout import (
-    CanonicalRank,
-    canonical_runs,
-    describe_layout,
-    layouts_differ,
-    masters_of_one,
-    unruled_notes,
-)
+from mindspeed_precision.align.lanes import describe_layout, layouts_differ
+from mindspeed_precision.align.layout import canonical_runs, masters_of_one, unruled_notes
 from mindspeed_precision.align.mapping import Drop, Mapping, renamed
+from mindspeed_precision.align.shards import CanonicalRank
 from mindspeed_precision.align.start import common_start, initial
 from mindspeed_precision.dump.reader import RankRecords, Run
 from mindspeed_precision.records import (
     INIT_STEP,
     Pair,
+    Phase,
     RecordKey,
     ReplicasDiffer,
     Role,
@@ -38,6 +34,8 @@ from mindspeed_precision.records import (
     TensorRecord,
     Unmatched,
 )
+
+_OF_MODULES = (Phase.FPROP, Phase.DGRAD, Phase.WGRAD)
 
 CLOSEST = 3
 """How many candidates an unmatched record is shown with."""
@@ -111,7 +109,7 @@ def align(baseline: Run, candidate: Run, mappings: Sequence[Mapping] = ()) -> Al
         one = across.ruled(_by_key(baseline.ranks[rank], steps, start.baseline))
         two = across.ruled(_by_key(candidate.ranks[rank], steps, start.candidate))
         one, two = left.without_random(one, foreign), left.without_random(two, foreign)
-        found = across.with_holders(rank, _pairs(rank, one, two))
+        found = across.with_holders(rank, across.with_copies(rank, across.alike(_pairs(rank, one, two))))
         pairs += with_conventions(found, of_side, {Side.BASELINE: one, Side.CANDIDATE: two})
         for side, mine, other in ((Side.BASELINE, one, two), (Side.CANDIDATE, two, one)):
             alone = [record for key, record in mine.items() if key not in other]
@@ -161,9 +159,7 @@ class _Across:
         names = (describe_layout(baseline), describe_layout(candidate))
         one, two = canonical_runs(baseline, candidate)
         unruled = {**masters_of_one(one.run, two.run), **one.unruled, **two.unruled}
-        note = (
-            f"the baseline ran as {names[0]}, the candidate as {names[1]}: shards are added up by parameter"
-        )
+        note = f"the baseline ran as {names[0]}, the candidate as {names[1]}: shards are put together"
         return cls(
             baseline=one.run,
             candidate=two.run,
@@ -178,6 +174,25 @@ class _Across:
         self.left.update({key: self.unruled[key] for key in records if key in self.unruled})
         return {key: record for key, record in records.items() if key not in self.unruled}
 
+    def alike(self, pairs: Iterable[Pair]) -> Iterable[Pair]:
+        """Return the pairs, without those of activations to which no rule gives one shape."""
+        for pair in pairs:
+            shapes = (pair.baseline.shape, pair.candidate.shape)
+            if self.names and pair.key.phase in _OF_MODULES and shapes[0] != shapes[1]:
+                reason = "no layout rule by which both runs have one shape"
+                self.left[pair.key] = f"{reason}: {pair.key.fqn} {pair.key.role.value}"
+            else:
+                yield pair
+
+    def with_copies(self, rank: int, pairs: Iterable[Pair]) -> Iterable[Pair]:
+        """Return the pairs, and one more for each copy on other ranks that should be equal and is not."""
+        runs = (self.baseline.ranks[rank], self.candidate.ranks[rank])
+        one, two = (run.copies if isinstance(run, CanonicalRank) else {} for run in runs)
+        for pair in pairs:
+            yield pair
+            yield from (replace(pair, baseline=copy) for copy in one.get(pair.baseline.seq, ()))
+            yield from (replace(pair, candidate=copy) for copy in two.get(pair.candidate.seq, ()))
+
     def with_holders(self, rank: int, pairs: Iterable[Pair]) -> Iterable[Pair]:
         """Note on each pair which ranks hold it."""
         one, two = self.baseline.ranks[rank], self.candidate.ranks[rank]
@@ -187,8 +202,8 @@ class _Across:
             replace(
                 pair,
                 held_by={
-                    Side.BASELINE: one.held_by[pair.baseline.seq],
-                    Side.CANDIDATE: two.held_by[pair.candidate.seq],
+                    Side.BASELINE: one.held_by(pair.baseline),
+                    Side.CANDIDATE: two.held_by(pair.candidate),
                 },
             )
             for pair in pairs

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ import torch
 from mindspeed_precision.errors import PrecisionError
 from mindspeed_precision.record.fingerprint import MASK64, MULTIPLIERS, SEED, SHIFTS, UNORDERED_KEY
 from mindspeed_precision.record.sketch import BUCKETS
-from mindspeed_precision.records import Part, Placement
+from mindspeed_precision.records import Part, Placement, Split
 
 CPU_PIECE = 1 << 16
 """Elements per pass on a CPU: temporaries of 1 MiB stay near its cache; smaller ones cost more in calls."""
@@ -238,9 +238,9 @@ def _placed_pieces(
 ) -> Iterator[tuple[torch.Tensor, _Run | _Scattered]]:
     """Yield flat pieces with where they are in the canonical tensor."""
     start, device = 0, tensor.device
-    rows = part is None or math.prod(part.placement.shape[: part.placement.dim]) == 1
+    rows = part is None or _by_rows(part.placement)
     if part is not None and not rows:
-        width = _width(part.placement)
+        width = _width(part.placement, part.placement.splits[-1])
         limit = max(limit // width, 1) * width  # whole rows, so that nothing is divided
     for piece in _pieces(tensor, limit):
         flat = torch.view_as_real(piece).reshape(-1) if per_element == 2 else piece
@@ -255,22 +255,32 @@ def _placed_pieces(
         start += count
 
 
+def _by_rows(placement: Placement) -> bool:
+    """Tell whether a rank holds a few ranges of the canonical tensor: the split is of its first dimension."""
+    if placement.whole:
+        return True
+    return len(placement.splits) == 1 and math.prod(placement.shape[: placement.splits[0].dim]) == 1
+
+
 def _runs(part: Part, start: int, count: int) -> Iterator[tuple[int, int, int]]:
     """Yield ``(offset in the piece, canonical position, length)`` of a piece of a tensor split by rows."""
     placement, first = part.placement, part.start + start
-    inner = math.prod(placement.shape[placement.dim + 1 :])
+    blocks: tuple[tuple[int, int], ...] = ((0, placement.local_numel),)
+    inner = 1
+    if not placement.whole:
+        (split,) = placement.splits
+        blocks, inner = split.blocks, math.prod(placement.shape[split.dim + 1 :])
     before = 0
-    for place, length in placement.blocks or ((0, placement.shape[placement.dim]),):
+    for place, length in blocks:
         low, high = max(first, before * inner), min(first + count, (before + length) * inner)
         if low < high:
             yield low - first, place * inner + low - before * inner, high - low
         before += length
 
 
-def _width(placement: Placement) -> int:
-    """Return how many elements of a rank lie in one row of the canonical tensor's split dimension."""
-    held = sum(length for _, length in placement.blocks)
-    return held * math.prod(placement.shape[placement.dim + 1 :])
+def _width(placement: Placement, split: Split) -> int:
+    """Return how many elements of a rank lie in one row of the last split dimension."""
+    return split.held * math.prod(placement.shape[split.dim + 1 :])
 
 
 def _fingerprint_sums(part: torch.Tensor, element: Element, keys: torch.Tensor) -> torch.Tensor:
@@ -352,24 +362,38 @@ def _index(part: Part, start: int, count: int, device: torch.device) -> torch.Te
     """Return the canonical index of ``count`` elements of a part from ``start``, ``[count]`` int64.
 
     As ``record.placement.canonical_index``, in operations of the device: nothing is copied to it. Of whole
-    rows nothing is divided.
+    rows no element is divided.
     """
     placement, first = part.placement, part.start + start
-    width, inner = _width(placement), math.prod(placement.shape[placement.dim + 1 :])
-    stride = placement.shape[placement.dim] * inner
+    *outer, last = placement.splits
+    width, inner = _width(placement, last), math.prod(placement.shape[last.dim + 1 :])
+    scale = placement.shape[last.dim] * inner
     if first % width == 0 and count % width == 0:
-        along = _along(placement, torch.arange(width, dtype=torch.int64, device=device), inner)
+        along = _along(last, torch.arange(width, dtype=torch.int64, device=device), inner)
         rows = torch.arange(first // width, (first + count) // width, dtype=torch.int64, device=device)
-        return rows.mul_(stride).unsqueeze(1).add(along).reshape(-1)
+        return _outside(placement, outer, rows, last.dim).mul_(scale).unsqueeze(1).add(along).reshape(-1)
     local = torch.arange(first, first + count, dtype=torch.int64, device=device)
     row = torch.div(local, width, rounding_mode="floor")
-    return _along(placement, local.sub_(row * width), inner).add_(row.mul_(stride))
+    along = _along(last, local.sub_(row * width), inner)
+    return _outside(placement, outer, row, last.dim).mul_(scale).add_(along)
 
 
-def _along(placement: Placement, column: torch.Tensor, inner: int) -> torch.Tensor:
+def _outside(placement: Placement, splits: Sequence[Split], rows: torch.Tensor, end: int) -> torch.Tensor:
+    """Return the canonical numbers of a rank's rows, ``[n]``, over the dimensions before ``end``."""
+    if not splits:
+        return rows
+    *outer, last = splits
+    inner = math.prod(placement.shape[last.dim + 1 : end])
+    width = last.held * inner
+    above = torch.div(rows, width, rounding_mode="floor")
+    along = _along(last, rows - above * width, inner)
+    return _outside(placement, outer, above, last.dim).mul_(placement.shape[last.dim] * inner).add_(along)
+
+
+def _along(split: Split, column: torch.Tensor, inner: int) -> torch.Tensor:
     """Move columns of a rank's row, ``[n]``, to where the blocks have them in the canonical row."""
     moved, before, shift = column.clone(), 0, 0
-    for offset, length in placement.blocks:
+    for offset, length in split.blocks:
         jump = (offset - before) * inner - shift  # what this block is further off than the one before it
         moved += (column >= before * inner) * jump
         before, shift = before + length, shift + jump

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from mindspeed_precision.backends.capture_base import CaptureBackend
+from mindspeed_precision.capture.activations import ActivationPlacer
 from mindspeed_precision.capture.clock import Call, Clock
 from mindspeed_precision.capture.coverage import CoverageWitness
 from mindspeed_precision.capture.names import Names
@@ -39,6 +40,7 @@ class CaptureContext:
         reducing: gradients are being reduced; what runs meanwhile belongs to the reduction.
         gathering: parameters are being gathered; they are recorded as parameters.
         placements: by parameter, where this rank's tensor sits in the canonical one.
+        placer: says the same of activations; None: nothing is placed.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class CaptureContext:
         recorder: Recorder,
         settings: CaptureSettings,
         placements: Mapping[str, Placement | None] | None = None,
+        placer: ActivationPlacer | None = None,
     ) -> None:
         self.backend = backend
         self.names = names
@@ -60,6 +63,7 @@ class CaptureContext:
         self.reducing = False
         self.gathering = False
         self.placements = dict(placements or {})
+        self.placer = placer
         self.parameter_names = {id(parameter): fqn for fqn, parameter in names.parameters}
 
     @property
@@ -95,13 +99,21 @@ class CaptureContext:
             occurrence=occurrence,
             recomputed=recomputed,
         )
-        part = self._part(key, tensor, elements)
-        self.recorder.observe(Observation(key=key, tensor=tensor, note=note, part=part))
-
-    def _part(self, key: RecordKey, tensor: Any, elements: tuple[int, int] | None) -> Part | None:
-        """Return which elements of a canonical tensor ``tensor`` is; None: of none, or all of it."""
         name = parameter_of(key, self.placements)
-        placement = None if name is None else self.placements[name]
+        part, place = None, None
+        if name is not None:
+            part = self._part(self.placements[name], tensor, elements)
+        elif self.placer is not None:
+            shape = self.backend.shape(tensor)
+            place = self.placer.place(key, shape, self.backend.dtype(tensor))
+            if isinstance(place, Placement) and not place.whole:
+                part = Part(placement=place, start=0, stop=math.prod(shape))
+        self.recorder.observe(Observation(key=key, tensor=tensor, note=note, part=part, place=place))
+
+    def _part(
+        self, placement: Placement | None, tensor: Any, elements: tuple[int, int] | None
+    ) -> Part | None:
+        """Return which elements of a parameter ``tensor`` is; None: of none, or all of it."""
         if placement is None or (elements is None and placement.whole):
             return None
         start, stop = elements or (0, placement.local_numel)

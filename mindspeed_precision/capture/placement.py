@@ -19,7 +19,8 @@ from typing import Any
 from mindspeed_precision.backends.base import PlacingBackend
 from mindspeed_precision.backends.capture_base import CaptureBackend
 from mindspeed_precision.capture.names import Names
-from mindspeed_precision.records import Placement, RankCoordinates
+from mindspeed_precision.record.placement import EMBEDDING_GROUP, TENSOR_GROUP
+from mindspeed_precision.records import Placement, RankCoordinates, Split
 
 _PLAIN = re.compile(
     r"(?:.*\.)?(?:linear_qkv|linear_proj|linear_fc1|linear_fc2|linear_q|linear_kv|linear_q_proj|linear_q_up_proj"
@@ -29,9 +30,6 @@ _PLAIN = re.compile(
 
 _FIRST_OF_MLP = re.compile(r"(.*)\.linear_fc1\.\w+")
 _NORMS_OF_HEADS = re.compile(r".*\.[qk]_layernorm\.\w+")
-
-TENSOR_GROUP = "the tensor-parallel group"
-EMBEDDING_GROUP = "the pipeline stages that share the embedding"
 
 
 def placements(
@@ -66,8 +64,7 @@ def _placement(
     held = shape[dim] // stride
     return Placement(
         shape=(*shape[:dim], shape[dim] * size, *shape[dim + 1 :]),
-        dim=dim,
-        blocks=_joined([((piece * size + rank) * held, held) for piece in range(stride)]),
+        splits=(Split(dim=dim, blocks=_joined([((n * size + rank) * held, held) for n in range(stride)])),),
         partial=EMBEDDING_GROUP if tied else "",
         copy_of=copy_of,
     )

@@ -16,7 +16,7 @@ import numpy as np
 from mindspeed_precision.compare.metrics import Metrics
 from mindspeed_precision.compare.policy import Limit
 from mindspeed_precision.record.sketch import BUCKETS, unpack
-from mindspeed_precision.records import TensorRecord
+from mindspeed_precision.records import Digest, Sketch, TensorRecord
 
 DEVIATION = 1 / math.sqrt(2 * BUCKETS)
 """Relative standard deviation of an estimated distance: 4.4 %."""
@@ -60,25 +60,26 @@ class Estimate:
 def estimate(baseline: TensorRecord, candidate: TensorRecord) -> Estimate | None:
     """Estimate the distance of two records; None where one has no sketch, or a side is zero.
 
-    Norms are those of the statistics, which are not estimated. Elements that are not finite count as zero.
+    Norms are those of the statistics, which are not estimated; of a sum of partial sums, which has none, that
+    of its sketch. Elements that are not finite count as zero.
 
     Args:
         baseline: a record.
         candidate: its partner; same shape and dtype.
     """
-    one, two = baseline.digest, candidate.digest
-    if one.sketch is None or two.sketch is None or one.statistics is None or two.statistics is None:
+    one, two = baseline.digest.sketch, candidate.digest.sketch
+    if one is None or two is None:
         return None
-    size, other = one.statistics.l2_norm, two.statistics.l2_norm
+    size, other = _norm(baseline.digest, one), _norm(candidate.digest, two)
     if not (0 < size < math.inf and 0 < other < math.inf):
         return None
     # divided first, so that squares stay within float64
-    a, b = unpack(one.sketch) / size, unpack(two.sketch) / size
+    a, b = unpack(one) / size, unpack(two) / size
     aa, bb, ab = float(a @ a), float(b @ b), float(a @ b)
     if not (aa > 0 and bb > 0):
         return None
     exact = baseline.numel <= BUCKETS and not baseline.dtype.startswith("complex")
-    rounding = one.sketch.roundoff * math.sqrt(aa) + two.sketch.roundoff * math.sqrt(bb)
+    rounding = one.roundoff * math.sqrt(aa) + two.roundoff * math.sqrt(bb)
     gap = float(np.linalg.norm(b - a))
     scale, cosine = ab / aa, max(-1.0, min(1.0, ab / math.sqrt(aa) / math.sqrt(bb)))
     residual = float(np.linalg.norm(b - scale * a)) * size / other
@@ -94,6 +95,12 @@ def estimate(baseline: TensorRecord, candidate: TensorRecord) -> Estimate | None
         cosine=cosine,
         cosine_error=rounding * math.sqrt(opening) + rounding**2 + sampled * (2 + sampled) * opening + 1e-15,
     )
+
+
+def _norm(digest: Digest, sketch: Sketch) -> float:
+    if digest.statistics is not None:
+        return digest.statistics.l2_norm
+    return 0.0 if digest.exact else float(np.linalg.norm(unpack(sketch)))
 
 
 def sketch_metrics(baseline: TensorRecord, candidate: TensorRecord) -> Metrics:

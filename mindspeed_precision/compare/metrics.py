@@ -11,7 +11,7 @@ from mindspeed_precision.backends.base import HostTensor
 from mindspeed_precision.compare.ulp import ulp_distance
 from mindspeed_precision.errors import IncomparableError
 from mindspeed_precision.record.elements import to_numbers
-from mindspeed_precision.records import Statistics, TensorRecord
+from mindspeed_precision.records import Placement, Statistics, TensorRecord
 
 Metrics = dict[str, float | int | bool]
 
@@ -28,9 +28,15 @@ def kind_mismatch(baseline: TensorRecord, candidate: TensorRecord) -> str:
         return f"shape {list(baseline.shape)} in the baseline, {list(candidate.shape)} in the candidate"
     if baseline.dtype != candidate.dtype:
         return f"dtype {baseline.dtype} in the baseline, {candidate.dtype} in the candidate"
-    if baseline.part != candidate.part:
+    if _numbering(baseline) != _numbering(candidate):
         return "the runs number the elements of a shard differently: schema 3 does as the whole tensor does"
     return ""
+
+
+def _numbering(record: TensorRecord) -> object:
+    """Return what says how the elements of a shard are numbered; None: by themselves."""
+    placed = isinstance(record.place, Placement) and not record.place.whole
+    return record.place if placed else record.part
 
 
 def record_metrics(baseline: TensorRecord, candidate: TensorRecord) -> Metrics:
@@ -47,11 +53,12 @@ def record_metrics(baseline: TensorRecord, candidate: TensorRecord) -> Metrics:
         and ``*_candidate`` counts of NaN, Inf and zero where they differ. Nothing that only elements could
         tell, except for a single number, whose value the index holds.
     """
-    bitwise = baseline.digest.fingerprint == candidate.digest.fingerprint
+    bitwise = baseline.digest.same_bits(candidate.digest)
     metrics: Metrics = {"bitwise": bitwise}
     if bitwise:
         return metrics
-    if baseline.digest.unordered == candidate.digest.unordered:
+    known = baseline.digest.exact and candidate.digest.exact
+    if known and baseline.digest.unordered == candidate.digest.unordered:
         metrics["permutation"] = True
     if baseline.digest.statistics is not None and candidate.digest.statistics is not None:
         metrics |= _statistics_metrics(baseline.digest.statistics, candidate.digest.statistics)

@@ -170,7 +170,8 @@ def limits_for(
 ) -> tuple[Limit, ...]:
     """Return the bounds that apply: to the elements where they are known, else to the statistics.
 
-    Where sketches decide a bound on the elements, it takes the place of the one on the norm.
+    Where sketches decide a bound on the elements, it takes the place of the one on the norm; of a sum over
+    ranks, which has no statistics, that of all others.
     """
     reach = context.reach.before(pair.key) if context is not None else 0.0
     limits = tuple(limit.after(reach) for limit in rule.limits)
@@ -185,6 +186,10 @@ def limits_for(
     estimated = sketch_limit(limits, metrics)
     if estimated is None:
         return without
+    if any(
+        not side.digest.exact and side.digest.statistics is None for side in (pair.baseline, pair.candidate)
+    ):
+        return (estimated,)  # of a sum over ranks the sketch is all that is known
     return tuple(estimated if limit.metric in _BY_NORM else limit for limit in without)
 
 

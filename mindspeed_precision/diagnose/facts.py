@@ -57,8 +57,9 @@ class Facts:
 
     @cached_property
     def nodes(self) -> Mapping[tuple[int, RecordKey], Node]:
-        """Every comparison by rank and key."""
-        return {(node.rank, node.key): node for node in self.graph.all.nodes}
+        """Every comparison by rank and key; of copies that differ one that diverges, where one does."""
+        ordered = sorted(self.graph.all.nodes, key=lambda node: node.diverges)
+        return {(node.rank, node.key): node for node in ordered}
 
     @cached_property
     def coordinates(self) -> RankCoordinates:

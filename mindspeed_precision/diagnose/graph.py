@@ -43,7 +43,7 @@ class Node:
         key: identity of the record.
         rank: its rank.
         seq: its place in the rank's execution order, in the baseline where it has the record.
-        bits: fingerprints on both sides; None where one side lacks the record.
+        bits: fingerprints on both sides; None where one side lacks the record or does not know its bits.
         moment: place within its step and microbatch over all ranks: forward through the pipeline, then
         backward.
     """
@@ -75,7 +75,7 @@ def make_node(comparison: Comparison, coordinates: RankCoordinates) -> Node:
     record: TensorRecord = pair.baseline if isinstance(pair, Pair) else pair.record
     bits = (
         (pair.baseline.digest.fingerprint, pair.candidate.digest.fingerprint)
-        if isinstance(pair, Pair)
+        if isinstance(pair, Pair) and pair.baseline.digest.exact and pair.candidate.digest.exact
         else None
     )
     stage = _STAGES.get(record.key.phase, 4)
@@ -367,7 +367,8 @@ def _time(node: Node) -> tuple[int, int]:
 
 def _lacks_as(earlier: Node, node: Node) -> bool:
     """Tell whether a side that lacks a record lacked it before: what is not trained stays untrained."""
-    return _precedes(earlier, node) and earlier.bits is None and earlier.key.phase is node.key.phase
+    lacks = not isinstance(earlier.comparison.pair, Pair)
+    return _precedes(earlier, node) and lacks and earlier.key.phase is node.key.phase
 
 
 def _same(one: Node, two: Node) -> bool:

@@ -40,8 +40,10 @@ class Move:
 
         Unordered fingerprints of disjoint parts add up (``record.fingerprint``), so no element is needed.
         """
-        entered = sum(of_side(pair, side).digest.unordered for pair in self.parts.values()) & MASK64
-        return entered == of_side(self.result, side).digest.unordered
+        entered = [of_side(pair, side).digest for pair in self.parts.values()]
+        result = of_side(self.result, side).digest
+        known = all(digest.exact for digest in (*entered, result))
+        return known and sum(digest.unordered for digest in entered) & MASK64 == result.unordered
 
 
 def of_side(pair: Pair, side: Side) -> TensorRecord:

@@ -1,8 +1,8 @@
-"""The lines of ``index.jsonl`` and the names of a run's files: schema 3, as ``docs/dump-format.md`` says.
+"""The lines of ``index.jsonl`` and the names of a run's files: schema 4, as ``docs/dump-format.md`` says.
 
 One place knows both directions: what ``to_json`` writes, ``parse_line`` reads back equal, and a line with a
-missing, unknown or ill-typed key is refused with its file and number. Schemas 1, without sketches, and 2,
-without placements, are read.
+missing, unknown or ill-typed key is refused with its file and number. Schemas 1, without sketches, 2, without
+placements, and 3, without those of activations, are read.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
 from typing import Any
@@ -26,19 +26,22 @@ from mindspeed_precision.records import (
     Layout,
     ParameterDeclaration,
     Phase,
+    Place,
     Placement,
     RankCoordinates,
     RecordKey,
     Role,
     Sketch,
+    Split,
     Statistics,
     TensorRecord,
+    Unplaced,
 )
 
-SCHEMA = 3
+SCHEMA = 4
 """Version of the files of a run that is written."""
 
-READABLE = (1, 2, 3)
+READABLE = (1, 2, 3, 4)
 """Versions that are read; a reader refuses any other."""
 
 FINGERPRINT = "splitmix64-positional-1"
@@ -52,6 +55,7 @@ FINDINGS = "findings.json"
 KEYS: Mapping[str, Mapping[str, tuple[type, ...]]] = {
     "header": {"schema": (int,), "fingerprint": (str,), "sketch": (str,), "coordinates": (dict,)},
     "parameters": {"parameters": (list,)},
+    "placement": {"number": (int,), "place": (dict, type(None)), "reason": (str,)},
     "record": {
         "seq": (int,),
         "step": (int,),
@@ -72,6 +76,7 @@ KEYS: Mapping[str, Mapping[str, tuple[type, ...]]] = {
         "payload": (str, type(None)),
         "note": (str,),
         "part": (list, type(None)),
+        "placement": (int, type(None)),
     },
     "problem": {"step": (int,), "record": (str,), "reason": (str,)},
     "step": {
@@ -84,8 +89,15 @@ KEYS: Mapping[str, Mapping[str, tuple[type, ...]]] = {
 }
 """Keys of each kind of line, beside ``kind``, with the JSON types they may hold."""
 
-SINCE = {2: {"header": "sketch", "record": "sketch"}, 3: {"record": "part", "parameter": "placement"}}
-"""By schema, the key that it added to a kind of line, or to a parameter."""
+SINCE: Mapping[int, Mapping[str, tuple[str, ...]]] = {
+    2: {"header": ("sketch",), "record": ("sketch",)},
+    3: {"record": ("part",), "parameter": ("placement",)},
+    4: {"record": ("placement",)},
+}
+"""By schema, the keys that it added to a kind of line, or to a parameter."""
+
+_PLACES_SINCE = 4
+"""Schema that declares places, and of which a placement has several splits."""
 
 LAYOUT_KEYS: Mapping[str, tuple[type, ...]] = {
     "stride": (list,),
@@ -114,11 +126,11 @@ PARAMETER_KEYS: Mapping[str, tuple[type, ...]] = {
 }
 PLACEMENT_KEYS: Mapping[str, tuple[type, ...]] = {
     "shape": (list,),
-    "dim": (int,),
-    "blocks": (list,),
+    "splits": (list,),
     "partial": (str,),
     "copy_of": (str,),
 }
+SPLIT_KEYS: Mapping[str, tuple[type, ...]] = {"dim": (int,), "blocks": (list,)}
 COORDINATE_KEYS: Mapping[str, tuple[type, ...]] = {field.name: (int,) for field in fields(RankCoordinates)}
 COMPLETE_KEYS: Mapping[str, tuple[type, ...]] = {
     "schema": (int,),
@@ -148,6 +160,19 @@ class Parameters:
     """The parameters that a rank holds."""
 
     parameters: tuple[ParameterDeclaration, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlaceDeclaration:
+    """Where activations sit, declared once: records name it by its number.
+
+    Attributes:
+        number: of the declaration on this rank, from 0.
+        place: where; or why that is not known.
+    """
+
+    number: int
+    place: Place
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,7 +211,7 @@ class StepMarker:
 
 _ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 
-Line = Header | Parameters | TensorRecord | Problem | StepMarker
+Line = Header | Parameters | PlaceDeclaration | TensorRecord | Problem | StepMarker
 
 
 def rank_directory(rank: int) -> str:
@@ -202,15 +227,24 @@ def payload_file(step: int, microbatch: int, repeat: int = 0) -> str:
     return f"{name}.r{repeat}.safetensors" if repeat else f"{name}.safetensors"
 
 
-def to_json(line: Line) -> str:
-    """Return ``line`` as one line of JSON, without its newline."""
+def to_json(line: Line, *, place: int | None = None) -> str:
+    """Return ``line`` as one line of JSON, without its newline.
+
+    Args:
+        line: the line.
+        place: of a record that has a place, the number under which that was declared.
+    """
     if isinstance(line, TensorRecord):
-        plain = _record_to_plain(line)
+        plain = {**_record_to_plain(line), "placement": place}
     elif isinstance(line, Header):
         plain = {"kind": "header", "schema": SCHEMA, "fingerprint": FINGERPRINT, "sketch": SKETCH}
         plain["coordinates"] = asdict(line.coordinates)
     elif isinstance(line, Parameters):
         plain = {"kind": "parameters", "parameters": [asdict(parameter) for parameter in line.parameters]}
+    elif isinstance(line, PlaceDeclaration):
+        known = isinstance(line.place, Placement)
+        plain = {"kind": "placement", "number": line.number, "place": asdict(line.place) if known else None}
+        plain["reason"] = "" if isinstance(line.place, Placement) else line.place.reason
     else:
         plain = {"kind": "problem" if isinstance(line, Problem) else "step", **asdict(line)}
     return _ENCODER.encode(plain)
@@ -256,28 +290,32 @@ def _sketch_to_plain(sketch: Sketch) -> dict[str, Any]:
     return {"values": base64.b64encode(sketch.data).decode(), "roundoff": sketch.roundoff}
 
 
-def parse_line(text: str | bytes, *, where: str, schema: int = SCHEMA) -> Line:
+def parse_line(text: str | bytes, *, where: str, schema: int = SCHEMA, places: Sequence[Place] = ()) -> Line:
     """Read one line of an index.
 
     Args:
         text: the line, with or without its newline.
         where: file and line number, for errors.
         schema: of the file, as its header says; the header itself says its own.
+        places: the places that the lines before declared, by number.
 
     Raises:
         DumpError: it is no JSON object, of no known kind, or one of its values does not fit.
     """
     plain = load_object(text, where=where)
     kind = plain.pop("kind", None)
-    if not isinstance(kind, str) or kind not in KEYS:
+    known = [name for name in KEYS if name != "placement" or schema >= _PLACES_SINCE]
+    if not isinstance(kind, str) or kind not in known:
         raise DumpError(
-            "no such kind of line", where=where, found=repr(kind), expected=f"one of {', '.join(KEYS)}"
+            "no such kind of line", where=where, found=repr(kind), expected=f"one of {', '.join(known)}"
         )
     if kind == "header" and plain.get("schema") in READABLE:
         schema = plain["schema"]
     check_keys(plain, _keys(kind, KEYS[kind], schema), where=where)
     if kind == "record":
-        return _record_from_plain(plain, where)
+        return _record_from_plain(plain, where, places)
+    if kind == "placement":
+        return _place_declaration(plain, where)
     if kind == "header":
         return _header_from_plain(plain, where)
     if kind == "parameters":
@@ -287,7 +325,7 @@ def parse_line(text: str | bytes, *, where: str, schema: int = SCHEMA) -> Line:
 
 def _keys(kind: str, keys: Mapping[str, tuple[type, ...]], schema: int) -> dict[str, tuple[type, ...]]:
     """Return the keys that a kind of line has in a schema."""
-    later = {added.get(kind) for since, added in SINCE.items() if since > schema}
+    later = {name for since, added in SINCE.items() if since > schema for name in added.get(kind, ())}
     return {name: types for name, types in keys.items() if name not in later}
 
 
@@ -306,29 +344,61 @@ def _header_from_plain(plain: dict[str, Any], where: str) -> Header:
 def _parameter(plain: Any, where: str, schema: int) -> ParameterDeclaration:
     check_keys(plain, _keys("parameter", PARAMETER_KEYS, schema), where=where)
     shape, placement = _integers(plain["shape"], where), plain.get("placement")
+    if placement is not None and schema < _PLACES_SINCE:
+        placement = _with_splits(placement, where)
     placed = None if placement is None else _placement(placement, shape, where)
     return ParameterDeclaration(**{**plain, "shape": shape, "placement": placed})
 
 
-def _placement(plain: dict[str, Any], local: tuple[int, ...], where: str) -> Placement:
+def _with_splits(plain: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return a placement of schema 3, which has one split, as one of today."""
+    older = {**PLACEMENT_KEYS, **SPLIT_KEYS}
+    del older["splits"]
+    check_keys(plain, older, where=where)
+    rest = {name: value for name, value in plain.items() if name not in SPLIT_KEYS}
+    split = {name: plain[name] for name in SPLIT_KEYS}
+    return {**rest, "splits": [split] if plain["blocks"] else []}
+
+
+def _place_declaration(plain: dict[str, Any], where: str) -> PlaceDeclaration:
+    number, place, reason = plain["number"], plain["place"], plain["reason"]
+    if (place is None) != bool(reason):
+        raise DumpError("a placement is known, or there is a reason", where=where, found=f"{reason!r}")
+    found: Place = Unplaced(reason=reason) if place is None else _placement(place, None, where)
+    return PlaceDeclaration(number=number, place=found)
+
+
+def _placement(plain: dict[str, Any], local: tuple[int, ...] | None, where: str) -> Placement:
+    """Read a placement; ``local``: the shape of what the rank holds, where it is known."""
     check_keys(plain, PLACEMENT_KEYS, where=where)
-    shape, dim = _integers(plain["shape"], where), plain["dim"]
-    blocks = tuple(_integers(block, where) for block in plain["blocks"] if isinstance(block, list))
-    size = shape[dim] if 0 <= dim < len(shape) else 0
-    inside = all(len(b) == 2 and b[0] >= 0 and b[1] > 0 and sum(b) <= size for b in blocks)
-    ordered = sorted(blocks)
-    inside &= all(sum(one) <= two[0] for one, two in pairwise(ordered))
-    placement = Placement(**{**plain, "shape": shape, "blocks": blocks})
-    if len(blocks) != len(plain["blocks"]) or not inside or placement.local_shape != local:
-        found, expected = (
-            f"{plain['blocks']} of {list(shape)} along {dim}",
-            f"disjoint blocks that make {list(local)}",
-        )
-        raise DumpError("no placement of this parameter", where=where, found=found, expected=expected)
+    shape = _integers(plain["shape"], where)
+    splits = tuple(_split(split, shape, where) for split in plain["splits"])
+    placement = Placement(**{**plain, "shape": shape, "splits": splits})
+    ascending = all(one.dim < two.dim for one, two in pairwise(splits))
+    if not ascending or (local is not None and placement.local_shape != local):
+        made = list(placement.local_shape) if ascending else "dimensions that do not ascend"
+        wanted = "ascending dimensions" if local is None else f"blocks that make {list(local)}"
+        raise DumpError("no placement of this tensor", where=where, found=str(made), expected=wanted)
     return placement
 
 
-def _record_from_plain(plain: dict[str, Any], where: str) -> TensorRecord:
+def _split(plain: Any, shape: tuple[int, ...], where: str) -> Split:
+    check_keys(plain, SPLIT_KEYS, where=where)
+    dim = plain["dim"]
+    blocks = tuple(_integers(block, where) for block in plain["blocks"] if isinstance(block, list))
+    size = shape[dim] if 0 <= dim < len(shape) else 0
+    inside = all(len(b) == 2 and b[0] >= 0 and b[1] > 0 and sum(b) <= size for b in blocks)
+    inside &= all(sum(one) <= two[0] for one, two in pairwise(sorted(blocks)))
+    if not blocks or len(blocks) != len(plain["blocks"]) or not inside:
+        found, expected = (
+            f"{plain['blocks']} of {list(shape)} along {dim}",
+            "disjoint blocks of one dimension",
+        )
+        raise DumpError("no split of this tensor", where=where, found=found, expected=expected)
+    return Split(dim=dim, blocks=tuple((block[0], block[1]) for block in blocks))
+
+
+def _record_from_plain(plain: dict[str, Any], where: str, places: Sequence[Place]) -> TensorRecord:
     try:
         phase, role = Phase(plain["phase"]), Role(plain["role"])
     except ValueError as error:
@@ -359,7 +429,23 @@ def _record_from_plain(plain: dict[str, Any], where: str) -> TensorRecord:
         payload=plain["payload"],
         note=plain["note"],
         part=None if plain.get("part") is None else _part(plain["part"], where),
+        place=_place_of(plain, where, places),
     )
+
+
+def _place_of(plain: dict[str, Any], where: str, places: Sequence[Place]) -> Place | None:
+    number = plain.get("placement")
+    if number is None:
+        return None
+    if not 0 <= number < len(places):
+        expected = f"one of the {len(places)} that were declared before"
+        raise DumpError("no such placement", where=where, found=str(number), expected=expected)
+    place: Place = places[number]
+    shape = plain["shape"]
+    if isinstance(place, Placement) and place.local_numel != math.prod(_integers(shape, where)):
+        expected = f"the elements of {list(place.local_shape)}"
+        raise DumpError("not the placement of this tensor", where=where, found=str(shape), expected=expected)
+    return place
 
 
 def _part(values: list[Any], where: str) -> tuple[int, int]:

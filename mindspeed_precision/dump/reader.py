@@ -24,6 +24,7 @@ from mindspeed_precision.dump.format import (
     SCHEMA,
     Header,
     Parameters,
+    PlaceDeclaration,
     Problem,
     StepMarker,
     parse_line,
@@ -32,7 +33,7 @@ from mindspeed_precision.dump.format import (
 from mindspeed_precision.dump.payload import PayloadFile
 from mindspeed_precision.dump.strict_json import check_keys, load_object
 from mindspeed_precision.errors import DumpError
-from mindspeed_precision.records import ParameterDeclaration, RankCoordinates, TensorRecord
+from mindspeed_precision.records import ParameterDeclaration, Place, RankCoordinates, TensorRecord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,24 +204,33 @@ class _Index:
     problems: list[Problem] = field(default_factory=list)
     microbatches: dict[int, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    places: list[Place] = field(default_factory=list)
     pending: list[TensorRecord] = field(default_factory=list)
     pending_problems: list[Problem] = field(default_factory=list)
 
     def add(self, text: bytes, number: int) -> None:
         where = f"{self.path}:{number}"
-        line = parse_line(text, where=where, schema=self.schema)
+        line = parse_line(text, where=where, schema=self.schema, places=self.places)
         if isinstance(line, Header) != (number == 1):
             raise DumpError("a header is the first line and no other", where=where)
         if isinstance(line, Header):
             self.coordinates, self.schema = line.coordinates, line.schema
         elif isinstance(line, Parameters):
             self.parameters += line.parameters
+        elif isinstance(line, PlaceDeclaration):
+            self._add_place(line, where)
         elif isinstance(line, Problem):
             self.pending_problems.append(line)
         elif isinstance(line, StepMarker):
             self._end_step(line, where)
         else:
             self._add_record(line, where)
+
+    def _add_place(self, line: PlaceDeclaration, where: str) -> None:
+        if line.number != len(self.places):
+            found, expected = f"placement {line.number}", f"placement {len(self.places)}"
+            raise DumpError("a line is missing or repeated", where=where, found=found, expected=expected)
+        self.places.append(line.place)
 
     def _add_record(self, record: TensorRecord, where: str) -> None:
         expected = len(self.records) + len(self.pending)

@@ -22,6 +22,7 @@ from mindspeed_precision.dump.format import (
     Header,
     Line,
     Parameters,
+    PlaceDeclaration,
     Problem,
     StepMarker,
     payload_file,
@@ -31,7 +32,7 @@ from mindspeed_precision.dump.format import (
 from mindspeed_precision.dump.payload import write_payload
 from mindspeed_precision.dump.strict_json import load_object
 from mindspeed_precision.errors import DumpError
-from mindspeed_precision.records import ParameterDeclaration, RankCoordinates, TensorRecord
+from mindspeed_precision.records import ParameterDeclaration, Place, RankCoordinates, TensorRecord
 
 
 def create_run(directory: Path, manifest: Mapping[str, Any]) -> None:
@@ -122,6 +123,7 @@ class RankWriter:
         self._digest = hashlib.blake2b(digest_size=16)
         self._lines = 0
         self._broken = False
+        self._places: dict[Place, int] = {}
         try:
             self.directory.mkdir(parents=True)
             self._file = self._path.open("xb", buffering=0)
@@ -168,8 +170,17 @@ class RankWriter:
             problems=len(problems),
             microbatches=microbatches,
         )
-        self._append([*named, *problems, marker])
+        self._append([*self._new_places(named), *named, *problems, marker])
         self._broken = False
+
+    def _new_places(self, records: Sequence[TensorRecord]) -> list[Line]:
+        """Number the places that no record had before."""
+        fresh: list[Line] = []
+        for place in dict.fromkeys(record.place for record in records):
+            if place is not None and place not in self._places:
+                fresh.append(PlaceDeclaration(number=len(self._places), place=place))
+                self._places[place] = len(self._places)
+        return fresh
 
     def write_findings(self, findings: Sequence[Mapping[str, Any]]) -> None:
         """Write what was found on this rank while it ran, in place of what was written before."""
@@ -226,8 +237,13 @@ class RankWriter:
             repeat += 1  # the framework ran this step again: keep both
         return payload_file(step, microbatch, repeat)
 
+    def _place(self, line: Line) -> int | None:
+        if not isinstance(line, TensorRecord) or line.place is None:
+            return None
+        return self._places[line.place]
+
     def _append(self, lines: Iterable[Line]) -> None:
-        texts = [to_json(line) for line in lines]
+        texts = [to_json(line, place=self._place(line)) for line in lines]
         data = "".join(f"{text}\n" for text in texts).encode()
         try:
             view = memoryview(data)

@@ -8,7 +8,11 @@ from collections.abc import Container
 import numpy as np
 from numpy.typing import NDArray
 
-from mindspeed_precision.records import Part, Placement, RecordKey, Role
+from mindspeed_precision.records import Part, Placement, RankCoordinates, RecordKey, Role, Split
+
+TENSOR_GROUP = "the tensor-parallel group"
+EMBEDDING_GROUP = "the pipeline stages that share the embedding"
+"""The groups over which a tensor may be a partial sum (``Placement.partial``)."""
 
 PARAMETER_ROLES = frozenset(
     {
@@ -38,15 +42,22 @@ def canonical_index(part: Part, start: int = 0, stop: int | None = None) -> NDAr
     """
     placement = part.placement
     last = part.stop if stop is None else part.start + stop
-    local = np.arange(part.start + start, last, dtype=np.int64)
+    rest = np.arange(part.start + start, last, dtype=np.int64)
     if placement.whole:
-        return local
-    inner = math.prod(placement.shape[placement.dim + 1 :])
-    places = np.concatenate([np.arange(first, first + size) for first, size in placement.blocks])
-    row, column = np.divmod(local, inner)
-    outer, along = np.divmod(row, len(places))
-    index: NDArray[np.int64] = (outer * placement.shape[placement.dim] + places[along]) * inner + column
-    return index
+        return rest
+    index, scale, end = np.zeros_like(rest), 1, len(placement.shape)
+    for split in reversed(placement.splits):
+        inner = math.prod(placement.shape[split.dim + 1 : end])
+        rest, column = np.divmod(rest, split.held * inner)
+        along, within = np.divmod(column, inner)
+        index += (places_of(split)[along] * inner + within) * scale
+        scale, end = scale * placement.shape[split.dim] * inner, split.dim
+    return index + rest * scale
+
+
+def places_of(split: Split) -> NDArray[np.int64]:
+    """Return the positions along the dimension that a rank holds, ``[held]``, in its order."""
+    return np.concatenate([np.arange(first, first + size) for first, size in split.blocks])
 
 
 def cut(canonical: NDArray[np.generic], placement: Placement) -> NDArray[np.generic]:
@@ -59,10 +70,22 @@ def cut(canonical: NDArray[np.generic], placement: Placement) -> NDArray[np.gene
     Returns:
         ``[...]`` of the placement's local shape; a copy unless the placement is whole.
     """
-    if placement.whole:
-        return canonical
-    places = np.concatenate([np.arange(first, first + size) for first, size in placement.blocks])
-    return canonical.take(places, axis=placement.dim)
+    for split in placement.splits if not placement.whole else ():
+        canonical = canonical.take(places_of(split), axis=split.dim)
+    return canonical
+
+
+def term_of(placement: Placement, where: RankCoordinates) -> tuple[int, int]:
+    """Return which term of a partial sum a rank holds, and how many terms there are.
+
+    Raises:
+        KeyError: the group is none that is known here.
+    """
+    terms = {
+        TENSOR_GROUP: (where.tp_rank, where.tp_size),
+        EMBEDDING_GROUP: (where.pp_rank, 2),  # the first stage and the last one
+    }
+    return terms[placement.partial]
 
 
 def parameter_of(key: RecordKey, known: Container[str]) -> str | None:

@@ -23,6 +23,7 @@ from mindspeed_precision.records import (
     Level,
     Observation,
     Phase,
+    Place,
     RecordKey,
     Role,
     TensorRecord,
@@ -45,6 +46,7 @@ class _Pending:
     handle: Any = None
     snapshot: Any = None
     part: tuple[int, int] | None = None
+    place: Place | None = None
 
 
 @contextmanager
@@ -122,7 +124,8 @@ class Recorder:
                     layout=backend.layout(tensor),
                     handle=self._begin_digest(observation, level),
                     snapshot=backend.snapshot(tensor) if level is Level.TENSOR else None,
-                    part=None if part is None else (part.start, part.stop),
+                    part=None if part is None or observation.place else (part.start, part.stop),
+                    place=observation.place,
                 )
             )
         except Exception as error:  # noqa: BLE001  the training must go on; the reader reports the loss
@@ -198,6 +201,7 @@ class Recorder:
                 digest=digest,
                 note=item.note,
                 part=item.part,
+                place=item.place,
             )
             for position, (item, digest) in enumerate(digests)
         ]

@@ -9,7 +9,8 @@ import pytest
 
 from mindspeed_precision.align import align
 from mindspeed_precision.align.initial import InitialParameters
-from mindspeed_precision.align.layout import Lanes, canonical, layouts_differ
+from mindspeed_precision.align.lanes import Lanes, layouts_differ
+from mindspeed_precision.align.layout import canonical
 from mindspeed_precision.backends.base import HostTensor
 from mindspeed_precision.dump.reader import load_run
 from mindspeed_precision.dump.writer import RankWriter, create_run
@@ -17,6 +18,7 @@ from mindspeed_precision.errors import ConfigError, IncomparableError
 from mindspeed_precision.flow import compare_runs
 from mindspeed_precision.record.fingerprint import fingerprints
 from mindspeed_precision.record.placement import canonical_index, cut
+from mindspeed_precision.record.sketch import ROUNDOFF, pack, sketch_values
 from mindspeed_precision.record.statistics import statistics_of
 from mindspeed_precision.records import (
     INIT_STEP,
@@ -30,6 +32,7 @@ from mindspeed_precision.records import (
     RecordKey,
     Role,
     Side,
+    Split,
     TensorRecord,
     Verdict,
 )
@@ -52,7 +55,7 @@ def tensor(name, kind, seed=0):
 def split(rank, size, stride=1, shape=SHAPE):
     held = shape[0] // size // stride
     blocks = tuple(((piece * size + rank) * held, held) for piece in range(stride))
-    return Placement(shape=shape, blocks=blocks)
+    return Placement(shape=shape, splits=(Split(dim=0, blocks=blocks),))
 
 
 class Rank:
@@ -63,7 +66,7 @@ class Rank:
         self.steps = {step: [] for step in STEPS}
         self.payloads = {step: [] for step in STEPS}
 
-    def add(self, name, kind, value=None, *, elements=None, placed=True, keep=True):
+    def add(self, name, kind, value=None, *, elements=None, placed=True, keep=True, sketched=True):
         phase, role = kind
         placement = self.placements[name]
         whole = tensor(name, kind) if value is None else value
@@ -82,7 +85,9 @@ class Rank:
             slot=f"{start}:{stop}" if elements else "",
         )
         ordered, unordered = fingerprints(held.view(np.uint32), index=index)
-        digest = Digest(fingerprint=ordered, unordered=unordered, statistics=statistics_of(held))
+        sketch = pack(sketch_values(held, index=index), roundoff=ROUNDOFF) if sketched else None
+        statistics = statistics_of(held)
+        digest = Digest(fingerprint=ordered, unordered=unordered, statistics=statistics, sketch=sketch)
         record = TensorRecord(
             seq=0,
             key=key,
@@ -233,7 +238,7 @@ def test_replicas_that_differ_are_named(tp, tmp_path):
 
 
 def test_a_gradient_before_its_reduction(tmp_path):
-    """Nothing is compared of another split of the batch, nor of a sum that is not taken yet."""
+    """Nothing is compared of another split of the batch, nor of a sum of which bits alone are known."""
     kind = (Phase.WGRAD, Role.WGRAD)
     alone = [r.add(WEIGHT, kind).add(NORM, kind) for r in ranks_of()]
     one = write(tmp_path / "one", alone)
@@ -242,10 +247,39 @@ def test_a_gradient_before_its_reduction(tmp_path):
     assert not found.pairs
     assert set(found.unruled.values()) == {"the batch is split otherwise over the data-parallel ranks"}
     partial = Placement(shape=(5,), partial="the tensor-parallel group")
-    ranks = [r.add(WEIGHT, kind).add(NORM, kind) for r in ranks_of(tp=2, **{NORM: partial})]
+    ranks = [r.add(WEIGHT, kind) for r in ranks_of(tp=2, **{NORM: partial})]
+    for rank in ranks:
+        rank.add(NORM, kind, keep=False, sketched=False)
     found = align(one, write(tmp_path / "three", ranks))
     assert [p.key.fqn for p in found.pairs] == [WEIGHT]
-    assert set(found.unruled.values()) == {"not summed yet over the tensor-parallel group"}
+    (reason,) = found.unruled.values()
+    assert reason.startswith("a sum over the tensor-parallel group: fingerprints do not add up")
+
+
+@pytest.mark.parametrize("kept", ["elements", "sketch"])
+def test_terms_of_a_sum_are_added(kept, tmp_path):
+    """From what the ranks keep: elements in float64, or sketches, which are linear."""
+    kind = (Phase.WGRAD, Role.WGRAD)
+    first, second = tensor(NORM, kind, seed=1), tensor(NORM, kind, seed=2)
+    one = write(tmp_path / "one", [r.add(NORM, kind, first + second) for r in ranks_of()])
+    partial = Placement(shape=(5,), partial="the tensor-parallel group")
+    for name, term in (("right", second), ("wrong", second * np.float32(1.01)), ("lacking", None)):
+        ranks = ranks_of(tp=2, **{NORM: partial})
+        for rank, value in zip(ranks, (first, term), strict=True):
+            if value is not None:
+                rank.add(NORM, kind, value, keep=kept == "elements")
+        found = align(one, write(tmp_path / name, ranks))
+        if term is None:
+            assert set(found.unruled.values()) == {"not every rank that holds a part of it recorded it"}
+            continue
+        (pair,) = found.pairs
+        assert not pair.candidate.digest.exact
+        diagnosis = compare_runs(one, load_run(tmp_path / name), policy="cross_layout", replay=False)
+        (judged,) = [c for c in diagnosis.comparisons if c.key.phase is Phase.WGRAD]
+        allowed = {"right": (Verdict.IDENTICAL, Verdict.WITHIN_TOLERANCE), "wrong": (Verdict.DIVERGED,)}
+        assert judged.verdict in allowed[name], judged
+        measured = judged.metrics["rel_frobenius" if kept == "elements" else "sketch_high"]
+        assert (measured < 1e-6) == (name == "right")
 
 
 def test_equal_data_parallel_sizes_are_compared_lane_by_lane(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 from test_layout import REDUCED, WEIGHT, Rank, split, tensor, write
 
 from mindspeed_precision.align import align
-from mindspeed_precision.align.layout import describe_layout
+from mindspeed_precision.align.lanes import describe_layout
 from mindspeed_precision.compare import load_policy
 from mindspeed_precision.diagnose.coverage import gaps
 from mindspeed_precision.diagnose.pipeline import gather_facts

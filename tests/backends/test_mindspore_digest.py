@@ -21,7 +21,7 @@ from mindspeed_precision.backends.base import HostTensor  # noqa: E402
 from mindspeed_precision.errors import PrecisionError  # noqa: E402
 from mindspeed_precision.record.sketch import has_sketch  # noqa: E402
 from mindspeed_precision.record.statistics import digest_host  # noqa: E402
-from mindspeed_precision.records import Part, Placement  # noqa: E402
+from mindspeed_precision.records import Part, Placement, Split  # noqa: E402
 
 pytestmark = pytest.mark.mindspore
 
@@ -334,7 +334,7 @@ def test_shards_are_numbered_as_the_whole_and_add_up():
     expected = digest_host(HostTensor(bits=whole.view(np.uint32), dtype="float32"), statistics=True)
     parts = []
     for rank in range(2):
-        placement = Placement(shape=(6, 8), dim=1, blocks=((4 * rank, 4),))
+        placement = Placement(shape=(6, 8), splits=(Split(dim=1, blocks=((4 * rank, 4),)),))
         held = Tensor(np.ascontiguousarray(whole[:, 4 * rank : 4 * rank + 4]))
         part = Part(placement=placement, start=0, stop=24)
         parts.append(load_backend("mindspore").begin_placed_digest(held, part, statistics=True))
@@ -345,6 +345,6 @@ def test_shards_are_numbered_as_the_whole_and_add_up():
 
 
 def test_a_part_of_another_size_is_refused():
-    part = Part(placement=Placement(shape=(4,), dim=0, blocks=((0, 2),)), start=0, stop=2)
+    part = Part(placement=Placement(shape=(4,), splits=(Split(dim=0, blocks=((0, 2),)),)), start=0, stop=2)
     with pytest.raises(PrecisionError, match="not the part of the parameter"):
         load_backend("mindspore").begin_placed_digest(Tensor(np.ones(3, np.float32)), part, statistics=True)

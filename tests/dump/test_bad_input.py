@@ -72,10 +72,10 @@ def test_no_directory_a_file_an_empty_one_and_no_run(tmp_path):
     refused(tmp_path, "not a run", "empty, file", "run.json")
 
 
-@pytest.mark.parametrize("schema", ["4", "0", '"1"', "null", "1.0", "true"])
+@pytest.mark.parametrize("schema", ["5", "0", '"1"', "null", "1.0", "true"])
 def test_another_schema(run, schema):
     (run / "run.json").write_text(f'{{"schema": {schema}}}')
-    refused(run, "another schema", "expected 1 or 2 or 3")
+    refused(run, "another schema", "expected 1 or 2 or 3 or 4")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": 1, "schema": 1}', '{"schema": NaN}'])
@@ -171,7 +171,7 @@ def test_the_header_is_first_and_ours(crashed):
     refused(crashed, "no rank of this run wrote anything")
 
 
-@pytest.mark.parametrize("other", ['"schema":4', '"fingerprint":"crc"', '"sketch":"fft"'])
+@pytest.mark.parametrize("other", ['"schema":5', '"fingerprint":"crc"', '"sketch":"fft"'])
 def test_a_header_of_other_definitions(crashed, other):
     name = other.split(":")[0].strip('"')
     ours = f'"{name}":{json.dumps(json.loads(index(crashed).read_text().splitlines()[0])[name])}'

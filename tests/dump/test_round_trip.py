@@ -14,6 +14,7 @@ from mindspeed_precision.backends.base import HostTensor
 from mindspeed_precision.dump.format import (
     Header,
     Parameters,
+    PlaceDeclaration,
     Problem,
     StepMarker,
     parse_line,
@@ -36,8 +37,10 @@ from mindspeed_precision.records import (
     RankCoordinates,
     RecordKey,
     Role,
+    Split,
     Statistics,
     TensorRecord,
+    Unplaced,
 )
 
 texts = st.text(max_size=12)
@@ -96,12 +99,18 @@ records = st.builds(
 
 
 @st.composite
-def declarations(draw):
-    """Parameters that are whole, of unknown placement, or split into one or two blocks along a dimension."""
+def placements(draw):
+    """What is whole, or split into one or two blocks along some of its dimensions."""
     shape = draw(st.lists(st.integers(2, 2**20), min_size=1, max_size=3).map(tuple))
-    dim = draw(st.integers(0, len(shape) - 1))
-    blocks = draw(st.sampled_from([(), ((0, 1),), ((1, shape[dim] - 1), (0, 1))]))
-    placement = Placement(shape=shape, dim=dim, blocks=blocks, partial=draw(texts), copy_of=draw(texts))
+    kinds = [draw(st.sampled_from([(), ((0, 1),), ((1, size - 1), (0, 1))])) for size in shape]
+    splits = tuple(Split(dim=dim, blocks=blocks) for dim, blocks in enumerate(kinds) if blocks)
+    return Placement(shape=shape, splits=splits, partial=draw(texts), copy_of=draw(texts))
+
+
+@st.composite
+def declarations(draw):
+    """Parameters of known and of unknown placement."""
+    placement = draw(placements())
     known = draw(st.booleans())
     return ParameterDeclaration(
         fqn=draw(texts),
@@ -114,10 +123,12 @@ def declarations(draw):
 
 
 parameters = declarations()
+reasons = st.builds(Unplaced, reason=st.text(min_size=1, max_size=12))
 lines = st.one_of(
     records,
     st.builds(Header, coordinates=st.builds(RankCoordinates, rank=counts, world_size=counts, tp_rank=counts)),
     st.builds(Parameters, parameters=st.lists(parameters, max_size=3).map(tuple)),
+    st.builds(PlaceDeclaration, number=counts, place=st.one_of(placements(), reasons)),
     st.builds(Problem, step=counts, record=texts, reason=texts),
     st.builds(StepMarker, step=counts, records=counts, payloads=counts, problems=counts, microbatches=counts),
 )
@@ -130,6 +141,34 @@ def test_every_line_survives(line):
     assert "\n" not in text
     assert text.isascii()
     assert parse_line(text, where="here") == line
+
+
+def test_activations_are_placed_once(tmp_path):
+    """Each place is declared before the first record that has it, and every record gets its own back."""
+    halves = [Placement(shape=(4, 2), splits=(Split(dim=0, blocks=((n, 2),)),)) for n in (0, 2)]
+    told = [halves[0], None, Unplaced(reason="no layout rule"), halves[1], halves[0]]
+    create_run(tmp_path / "run", {})
+    writer = RankWriter(tmp_path / "run", coordinates=RankCoordinates())
+    digest = Digest(fingerprint=1, unordered=2)
+    for step, places in enumerate((told, told[::-1])):
+        keys = [RecordKey(step=step, phase=Phase.FPROP, fqn=f"m{n}", role=Role.INPUT) for n in range(5)]
+        written = [
+            TensorRecord(
+                seq=5 * step + n,
+                key=key,
+                shape=(2, 2),
+                dtype="float32",
+                layout=None,
+                digest=digest,
+                place=place,
+            )
+            for n, (key, place) in enumerate(zip(keys, places, strict=True))
+        ]
+        writer.write_step(step, written, {}, microbatches=1)
+    writer.close(complete=True)
+    assert [record.place for record in load_run(tmp_path / "run").ranks[0].records] == [*told, *told[::-1]]
+    index = (tmp_path / "run" / "rank00000" / "index.jsonl").read_text()
+    assert index.count('"kind":"placement"') == 3
 
 
 def test_nan_survives_as_text():
@@ -233,7 +272,7 @@ def test_a_run_survives(tmp_path):
         writer.close(complete=False)
     loaded = load_run(run)
     assert loaded.notes == ()
-    assert loaded.manifest["schema"] == 3
+    assert loaded.manifest["schema"] == 4
     assert loaded.manifest["label"] == "done"
     assert loaded.manifest["config"] == {"clip": "inf", "beta": [0.9, 0.95]}
     assert list(loaded.ranks) == [0, 1]

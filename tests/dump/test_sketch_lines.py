@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -62,12 +63,18 @@ def test_a_hostile_sketch_is_one_clear_error(change, message):
     assert len(str(caught.value)) < 400
 
 
-def test_the_keys_are_of_schemas_2_and_3():
+def test_the_keys_are_of_schemas_2_to_4():
     plain = json.loads(to_json(line()))
+    del plain["placement"]
+    assert parse_line(json.dumps(plain), where="here", schema=3) == line()
+    with pytest.raises(DumpError, match="missing key 'placement'"):
+        parse_line(json.dumps(plain), where="here")
+    plain["placement"] = None
     del plain["part"]
-    assert parse_line(json.dumps(plain), where="here", schema=2) == line()
     with pytest.raises(DumpError, match="missing key 'part'"):
         parse_line(json.dumps(plain), where="here")
+    del plain["placement"]
+    assert parse_line(json.dumps(plain), where="here", schema=2) == line()
     with pytest.raises(DumpError, match="unknown key 'sketch'"):
         parse_line(json.dumps(plain), where="here", schema=1)
     del plain["sketch"]
@@ -83,52 +90,103 @@ def as_schema(run, schema):
     lines = [json.loads(text) for text in index.read_text().splitlines()]
     lines[0]["schema"] = schema
     for plain in lines:
-        plain.pop("part", None)
+        plain.pop("placement", None)
+        if schema < 3:
+            plain.pop("part", None)
         if schema == 1:
             plain.pop("sketch", None)
         for parameter in plain.get("parameters", ()):
-            del parameter["placement"]
+            if schema < 3:
+                del parameter["placement"]
     index.write_text("".join(json.dumps(plain) + "\n" for plain in lines))
     (run / "rank00000" / "COMPLETE").unlink()
     return run
 
 
-@pytest.mark.parametrize("schema", [1, 2])
+@pytest.mark.parametrize("schema", [1, 2, 3])
 def test_a_run_of_an_older_schema_is_read_and_compared(schema, tmp_path):
     old = as_schema(write_fake_run(tmp_path / "old", level=Level.SKETCH), schema)
     new = write_fake_run(tmp_path / "new", level=Level.SKETCH)
     assert load_run(old).manifest["schema"] == schema
     found = any(record.digest.sketch is not None for record in load_run(old).ranks[0].records)
-    assert found == (schema == 2)
+    assert found == (schema > 1)
     assert any(record.digest.sketch is not None for record in load_run(new).ranks[0].records)
     assert compare_runs(old, new).status is Verdict.IDENTICAL
+
+
+OWN = {"fqn": "w", "shape": [4, 3], "dtype": "float32", "trainable": True, "tied_to": ""}
+SPLIT = {"dim": 0, "blocks": [[0, 2], [4, 2]]}
+PLACEMENT = {"shape": [8, 3], "splits": [SPLIT], "partial": "", "copy_of": ""}
+
+
+def parameters(placement):
+    return json.dumps({"kind": "parameters", "parameters": [OWN | {"placement": placement}]})
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"blocks": [[0, 3]]}, "blocks that make"),
-        ({"blocks": [[2, 2], [3, 2]]}, "blocks that make"),
-        ({"blocks": [[-1, 4]]}, "no placement"),
-        ({"blocks": [[0, 4, 1]]}, "no placement"),
-        ({"blocks": ["all"]}, "no placement"),
+        ({"blocks": [[2, 2], [3, 2]]}, "disjoint blocks"),
+        ({"blocks": [[-1, 4]]}, "no split"),
+        ({"blocks": [[0, 4, 1]]}, "no split"),
+        ({"blocks": ["all"]}, "no split"),
+        ({"blocks": []}, "no split"),
         ({"blocks": [[0, 2.5]]}, "not a list of integers"),
-        ({"dim": 7}, "no placement"),
-        ({"dim": -1}, "no placement"),
+        ({"dim": 7}, "no split"),
+        ({"dim": -1}, "no split"),
+        ({"dim": "0"}, "ill-typed 'dim'"),
+        ({"more": 1}, "unknown key 'more'"),
+    ],
+)
+def test_a_hostile_split_is_one_clear_error(change, message):
+    (parsed,) = parse_line(parameters(PLACEMENT), where="here").parameters
+    assert parsed.placement.splits[0].blocks == ((0, 2), (4, 2))
+    with pytest.raises(DumpError, match=message) as caught:
+        parse_line(parameters(PLACEMENT | {"splits": [SPLIT | change]}), where="index.jsonl:2")
+    assert "index.jsonl:2" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"splits": [SPLIT, SPLIT]}, "ascending|ascend"),
+        ({"splits": ["all"]}, "index.jsonl:2"),
         ({"shape": "8"}, "ill-typed 'shape'"),
         ({"more": 1}, "unknown key 'more'"),
     ],
 )
 def test_a_hostile_placement_is_one_clear_error(change, message):
-    placement = {"shape": [8, 3], "dim": 0, "blocks": [[0, 2], [4, 2]], "partial": "", "copy_of": ""}
-    own = {"fqn": "w", "shape": [4, 3], "dtype": "float32", "trainable": True, "tied_to": ""}
-    whole = {"kind": "parameters", "parameters": [own | {"placement": placement}]}
-    (parsed,) = parse_line(json.dumps(whole), where="here").parameters
-    assert parsed.placement.blocks == ((0, 2), (4, 2))
-    whole["parameters"][0]["placement"] = placement | change
     with pytest.raises(DumpError, match=message) as caught:
-        parse_line(json.dumps(whole), where="index.jsonl:2")
+        parse_line(parameters(PLACEMENT | change), where="index.jsonl:2")
     assert "index.jsonl:2" in str(caught.value)
+
+
+def test_a_placement_of_schema_3_is_read():
+    older = {**PLACEMENT, **SPLIT}
+    del older["splits"]
+    (parsed,) = parse_line(parameters(older), where="here", schema=3).parameters
+    (today,) = parse_line(parameters(PLACEMENT), where="here").parameters
+    assert parsed == today
+    with pytest.raises(DumpError, match="unknown key"):
+        parse_line(parameters(older), where="here")
+    with pytest.raises(DumpError, match="no such kind of line"):
+        parse_line('{"kind":"placement","number":0,"place":null,"reason":"x"}', where="here", schema=3)
+
+
+def test_a_record_names_a_placement_that_was_declared():
+    place = parse_line('{"kind":"placement","number":0,"place":null,"reason":"x"}', where="here").place
+    text = to_json(replace(line(), place=place), place=0)
+    assert parse_line(text, where="here", places=[place]).place == place
+    with pytest.raises(DumpError, match="no such placement"):
+        parse_line(text, where="here")
+    wrong = parse_line(
+        json.dumps({"kind": "placement", "number": 0, "place": PLACEMENT, "reason": ""}), where="here"
+    ).place
+    with pytest.raises(DumpError, match="not the placement of this tensor"):
+        parse_line(text, where="here", places=[wrong])
+    with pytest.raises(DumpError, match="or there is a reason"):
+        parse_line('{"kind":"placement","number":0,"place":null,"reason":""}', where="here")
 
 
 @pytest.mark.parametrize("part", [[1], [3, 1], [-1, 2], ["a", 2], [0, 1, 2]])

@@ -16,7 +16,7 @@ from mindspeed_precision.record.merge import merge_digests
 from mindspeed_precision.record.placement import canonical_index, cut
 from mindspeed_precision.record.sketch import pack, sketch_values, unpack
 from mindspeed_precision.record.statistics import digest_host, statistics_of
-from mindspeed_precision.records import Digest, Part, Placement
+from mindspeed_precision.records import Digest, Part, Placement, Split
 
 ROUNDOFF = 2.0**-28
 
@@ -36,7 +36,7 @@ def splits(draw):
     parts = []
     for rank in range(ranks):
         blocks = tuple(((piece * ranks + rank) * held, held) for piece in range(stride))
-        placement = Placement(shape=tuple(shape), dim=dim, blocks=blocks)
+        placement = Placement(shape=tuple(shape), splits=(Split(dim=dim, blocks=blocks),))
         middle = draw(st.integers(0, placement.local_numel))  # as a distributed optimizer cuts it
         parts += [
             Part(placement=placement, start=start, stop=stop)
@@ -145,7 +145,7 @@ def test_a_shard_larger_than_a_pass_of_the_kernel():
     from mindspeed_precision.backends import load_backend
 
     backend = load_backend("torch")
-    placement = Placement(shape=(300, 1200), dim=1, blocks=((300, 300), (900, 300)))
+    placement = Placement(shape=(300, 1200), splits=(Split(dim=1, blocks=((300, 300), (900, 300))),))
     whole = torch.randn(300, 1200, generator=torch.Generator().manual_seed(0))
     shard = torch.cat([whole[:, 300:600], whole[:, 900:1200]], 1)
     part = Part(placement=placement, start=0, stop=placement.local_numel)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from mindspeed_precision.align.layout import CanonicalRank
+from mindspeed_precision.align.shards import CanonicalRank
 from mindspeed_precision.config import CaptureRule, capture_rules
 from mindspeed_precision.diagnose.coverage import gaps
 from mindspeed_precision.diagnose.facts import Facts, names

@@ -233,7 +233,7 @@ def _inputs(move: Move) -> str:
 
 
 def _same_bits(pair: Pair) -> bool:
-    return pair.baseline.digest.fingerprint == pair.candidate.digest.fingerprint
+    return pair.baseline.digest.same_bits(pair.candidate.digest)
 
 
 def _conserved(moves: list[Side], key: RecordKey) -> str:

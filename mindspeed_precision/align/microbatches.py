@@ -1,0 +1,90 @@
+"""One number for each microbatch of a step, whatever data-parallel rank has it.
+
+Megatron's sampler gives microbatch m of data-parallel rank r, of n ranks, the samples that a run of one such
+rank gives microbatch ``m * n + r``. Two runs of the same batch can so be compared microbatch by microbatch:
+where their batches have the same bits, and not on trust.
+
+Each microbatch's loss is divided by the number of microbatches of its rank before it is differentiated, so
+that its gradients are larger by ``n_baseline / n_candidate`` where the candidate has fewer. They are
+multiplied by that before they are compared.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+
+from mindspeed_precision.align.lanes import first_rank, setting
+from mindspeed_precision.dump.reader import Run
+from mindspeed_precision.records import (
+    INIT_STEP,
+    NO_MICROBATCH,
+    Phase,
+    RankCoordinates,
+    RecordKey,
+    Role,
+)
+
+OTHER_BATCHES = "the batch is split otherwise over the data-parallel ranks"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numbering:
+    """How the microbatches of one run are numbered in the whole batch.
+
+    Attributes:
+        gradients: what a gradient of one microbatch is multiplied by, so that it is as the other run's.
+    """
+
+    gradients: float
+
+    def key(self, key: RecordKey, where: RankCoordinates) -> RecordKey:
+        """Return the key of a record of one microbatch with its number in the whole batch."""
+        return replace(key, microbatch=key.microbatch * where.dp_size + where.dp_rank)
+
+    def factor(self, key: RecordKey) -> float:
+        """Return what a record is multiplied by: of a backward pass the factor, else 1."""
+        backward = key.phase is Phase.DGRAD or (key.phase is Phase.WGRAD and key.role is not Role.INPUT)
+        return self.gradients if backward else 1.0
+
+
+def common_numbering(baseline: Run, candidate: Run) -> tuple[Numbering | None, Numbering | None]:
+    """Return how two runs number the same microbatches of one batch; None: they are not known to have one."""
+    mine, theirs = _microbatches(baseline), _microbatches(candidate)
+    if mine is None or theirs is None:
+        return None, None
+    total, other = (
+        count * first_rank(run).coordinates.dp_size for count, run in ((mine, baseline), (theirs, candidate))
+    )
+    one, two = _batches(baseline), _batches(candidate)
+    common = {key[0] for key in one} & {key[0] for key in two}
+    one, two = ({key: bits for key, bits in found.items() if key[0] in common} for found in (one, two))
+    seen = {key[:2] for key in one}
+    if not common or total != other or one != two or len(seen) != total * len(common):
+        return None, None
+    return Numbering(gradients=1.0), Numbering(gradients=theirs / mine)
+
+
+def _microbatches(run: Run) -> int | None:
+    """Return how many microbatches a rank has in every step, and divides the loss by; None: not known."""
+    if first_rank(run).coordinates.cp_size > 1:
+        return None
+    found = {n for rank in run.ranks.values() for step, n in rank.microbatches.items() if step != INIT_STEP}
+    averaged = setting(run, "transformer_config", "calculate_per_token_loss") is False
+    scaled = (
+        setting(run, "transformer_config", "fp16") is not False
+    )  # a loss scale of its own, by rank's luck
+    return found.pop() if len(found) == 1 and averaged and not scaled else None
+
+
+def _batches(run: Run) -> dict[tuple[int, int, str], frozenset[int]]:
+    """Return the bits of what each microbatch read, by step, number in the whole batch, and slot."""
+    found: dict[tuple[int, int, str], set[int]] = defaultdict(set)
+    for rank in run.ranks.values():
+        where = rank.coordinates
+        for record in rank.records:
+            key = record.key
+            if key.role is Role.BATCH and key.microbatch != NO_MICROBATCH:
+                number = key.microbatch * where.dp_size + where.dp_rank
+                found[key.step, number, key.slot].add(record.digest.fingerprint)
+    return {key: frozenset(bits) for key, bits in found.items()}

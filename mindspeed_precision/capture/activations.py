@@ -1,0 +1,164 @@
+"""Where each activation of this rank sits in the canonical one, by the rule of its module.
+
+Nothing is communicated: a dimension that is split over a group is as many times as long as the group is
+large. A tensor that is not as its rule says is not placed, and so is one without a rule: a missing rule is
+said, a wrong one would be a wrong verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mindspeed_precision.backends.base import PlacingBackend
+from mindspeed_precision.backends.capture_base import CaptureBackend
+from mindspeed_precision.capture.layout_rules import Dimension, Form, LayoutRule
+from mindspeed_precision.capture.names import COLLECTIVES, Names
+from mindspeed_precision.record.placement import TENSOR_GROUP
+from mindspeed_precision.records import (
+    Phase,
+    Place,
+    Placement,
+    RankCoordinates,
+    RecordKey,
+    Role,
+    Split,
+    Unplaced,
+)
+
+_OF_MODULES = frozenset({Phase.FPROP, Phase.DGRAD, Phase.WGRAD})
+_OF_GEMM = frozenset({Role.INPUT, Role.GRAD_OUTPUT, Role.WGRAD, Role.BGRAD})
+_COLLECTIVE = Unplaced(reason="no layout rule for what a collective is given and gives back")
+_TIED = {"output_layer": "embedding.word_embeddings"}
+"""Modules that may use another one's weight."""
+
+_Kind = tuple[Phase, str, Role, str, tuple[int, ...], str]
+
+
+class ActivationPlacer:
+    """Places what modules receive and return, forward and backward, and the operands of dW's GEMM.
+
+    Args:
+        backend: the framework; one that cannot number a shard's elements places nothing.
+        rules: the first one that fits a module counts.
+        names: the modules of this rank.
+        coordinates: of this rank; where no group splits anything, every tensor is canonical as it is.
+        parameters: where its parameters sit.
+    """
+
+    def __init__(
+        self,
+        *,
+        backend: CaptureBackend,
+        rules: Sequence[LayoutRule],
+        names: Names,
+        coordinates: RankCoordinates,
+        parameters: Mapping[str, Placement | None],
+    ) -> None:
+        self._active = isinstance(backend, PlacingBackend) and _splits(coordinates)
+        self._rules = rules
+        self._modules = dict(names.modules)
+        self._coordinates = coordinates
+        self._parameters = parameters
+        config = getattr(names.roots[0], "config", None) if names.roots else None
+        self._sequence_parallel = bool(getattr(config, "sequence_parallel", False))
+        self._known: dict[_Kind, Place] = {}
+        self._rule_of: dict[str, LayoutRule | None] = {}
+
+    def place(self, key: RecordKey, shape: tuple[int, ...], dtype: str) -> Place | None:
+        """Return where a tensor sits, or why that is not known; None: nothing has to be said.
+
+        Args:
+            key: of the record.
+            shape: of what this rank holds.
+            dtype: framework-neutral name.
+        """
+        if not self._active or key.phase not in _OF_MODULES:
+            return None
+        kind = (key.phase, key.fqn, key.role, key.slot, shape, dtype)
+        known = self._known.get(kind)
+        if known is None:
+            known = self._known[kind] = self._place(key, shape, dtype)
+        return known
+
+    def _place(self, key: RecordKey, shape: tuple[int, ...], dtype: str) -> Place:
+        if key.slot.partition(".")[0] in COLLECTIVES:
+            return _COLLECTIVE
+        what = f"{key.role.value}[{key.slot}]" if key.slot else key.role.value
+        module = self._modules.get(key.fqn)
+        if module is None:
+            return Unplaced(reason=f"no layout rule for {what} of {key.fqn}, which is no module")
+        kind = type(module).__name__
+        rule = self._rule(key.fqn, module)
+        form = None if rule is None else rule.form(*_where(key))
+        if form is None:
+            reason = (
+                rule.unknown if rule is not None and rule.unknown else f"no layout rule for {what} of {kind}"
+            )
+            return Unplaced(reason=reason)
+        if dtype.startswith("complex"):
+            return Unplaced(reason=f"no layout rule for {dtype}")
+        placed = self._placed(form, shape, key.fqn)
+        return placed or Unplaced(reason=f"{what} of {kind} is not as its layout rule says ({form.text})")
+
+    def _rule(self, fqn: str, module: Any) -> LayoutRule | None:
+        if fqn not in self._rule_of:
+            self._rule_of[fqn] = next((rule for rule in self._rules if rule.fits(fqn, module)), None)
+        return self._rule_of[fqn]
+
+    def _placed(self, form: Form, shape: tuple[int, ...], fqn: str) -> Placement | None:
+        """Return the placement of a tensor; None where it is not as its rule says."""
+        partial = TENSOR_GROUP if form.summed and self._group(form.summed)[0] > 1 else ""
+        if form.dimensions is None:
+            return Placement(shape=shape, partial=partial)
+        if len(form.dimensions) != len(shape):
+            return None
+        canonical, splits = list(shape), []
+        for dim, (dimension, length) in enumerate(zip(form.dimensions, shape, strict=True)):
+            found = self._split(dimension, dim, length, fqn)
+            if found is None:
+                return None
+            canonical[dim], split = found
+            if split is not None:
+                splits.append(split)
+        return Placement(shape=tuple(canonical), splits=tuple(splits), partial=partial)
+
+    def _split(
+        self, dimension: Dimension, dim: int, length: int, fqn: str
+    ) -> tuple[int, Split | None] | None:
+        """Return the canonical length of a dimension and what is held of it; None: it does not fit."""
+        if dimension.weight is not None:
+            return self._as_weight(fqn, dimension.weight, dim, length)
+        size, rank = self._group(dimension.group)
+        if size == 1 or not length:
+            return length, None
+        return length * size, Split(dim=dim, blocks=((rank * length, length),))
+
+    def _as_weight(self, fqn: str, weight_dim: int, dim: int, length: int) -> tuple[int, Split | None] | None:
+        name = f"{fqn}.weight"
+        if name not in self._parameters:
+            name = f"{_TIED.get(fqn, fqn)}.weight"
+        placement = self._parameters.get(name)
+        if placement is None or weight_dim >= len(placement.shape):
+            return None
+        split = next((split for split in placement.splits if split.dim == weight_dim), None)
+        if placement.local_shape[weight_dim] != length:
+            return None
+        return placement.shape[weight_dim], None if split is None else Split(dim=dim, blocks=split.blocks)
+
+    def _group(self, name: str) -> tuple[int, int]:
+        """Return size and rank of a group; 1 and 0 for one that splits nothing in this run."""
+        if name == "tp" or (name == "sp" and self._sequence_parallel):
+            return self._coordinates.tp_size, self._coordinates.tp_rank
+        return 1, 0
+
+
+def _splits(where: RankCoordinates) -> bool:
+    return max(where.tp_size, where.cp_size, where.ep_size) > 1
+
+
+def _where(key: RecordKey) -> tuple[str, str]:
+    """Return role and slot of a record as rules name them."""
+    if key.phase is Phase.WGRAD and key.role in _OF_GEMM:
+        return "gemm", key.role.value
+    return key.role.value, key.slot
