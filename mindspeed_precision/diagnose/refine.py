@@ -186,8 +186,10 @@ def _level(facts: Facts, first: Mapping[Side, First]) -> Level:
         return Level.FINGERPRINT
     levels = [Level.STATISTICS]
     for one in first.values():
-        some = (r for r in next(iter(one.run.ranks.values())).records if r.key.step != INIT_STEP)
-        if any(record.digest.sketch is not None or record.payload is not None for record in some):
+        some = next(iter(one.run.ranks.values())).records
+        judged = [r for r in some if r.key.step != INIT_STEP and r.numel > 1 and "float" in r.dtype]
+        shown = [r for r in judged if r.digest.sketch is not None or r.payload is not None]
+        if 2 * len(shown) > len(judged):  # a rule may have kept some
             levels.append(Level.SKETCH)
     return max(levels, key=lambda level: level.rank)
 
