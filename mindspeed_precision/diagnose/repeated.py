@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from mindspeed_precision.diagnose.rules.registry import given_elsewhere
 from mindspeed_precision.dump.reader import Run
 from mindspeed_precision.records import Finding, RecordKey, Severity, Side
 from mindspeed_precision.repeats import FirstRecord, FirstRun, first_runs_of
 
-ID = "determinism.not_repeated"
+ID = given_elsewhere("determinism.not_repeated")
 
 
 def not_repeated(baseline: Run, candidate: Run) -> list[Finding]:

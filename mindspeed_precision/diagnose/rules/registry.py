@@ -20,6 +20,7 @@ class _Registered:
 
 
 _RULES: list[_Registered] = []
+_ELSEWHERE: set[str] = set()
 
 
 def rule(*ids: str) -> Callable[[Rule], Rule]:
@@ -42,9 +43,15 @@ def late_rule(*ids: str) -> Callable[[LateRule], LateRule]:
     return register
 
 
+def given_elsewhere(id_: str) -> str:
+    """Announce a finding that no rule gives: it is about runs as recorded, not as compared."""
+    _ELSEWHERE.add(id_)
+    return id_
+
+
 def finding_ids() -> frozenset[str]:
-    """Return every id that a rule may give."""
-    return frozenset(id_ for registered in _RULES for id_ in registered.ids)
+    """Return every id that a comparison may give."""
+    return frozenset(id_ for registered in _RULES for id_ in registered.ids) | _ELSEWHERE
 
 
 def run_rules(facts: Facts) -> list[Finding]:
