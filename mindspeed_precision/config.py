@@ -147,6 +147,7 @@ class Settings:
     capture: CaptureSettings
     determinism: DeterminismSettings
     init_from: str
+    vocab_size: int
     remedies: tuple[str, ...]
     patches: PatchSettings
     refines: Mapping[Side, FirstRun]
@@ -212,6 +213,7 @@ class _Schema:
     capture: _Capture = field(default_factory=_Capture)
     determinism: _Determinism = field(default_factory=_Determinism)
     init_from: str = ""
+    vocab_size: int = 0
     remedies: list[str] = field(default_factory=list)
     patches: _Patches = field(default_factory=_Patches)
     refines: _Refines = field(default_factory=_Refines)
@@ -368,6 +370,7 @@ def _freeze(plain: dict[str, Any]) -> Settings:
         capture=CaptureSettings(level=level, rules=rules, **capture),
         determinism=DeterminismSettings(**plain["determinism"]),
         init_from=plain["init_from"],
+        vocab_size=_count(plain["vocab_size"], where="vocab_size"),
         remedies=tuple(plain["remedies"]),
         patches=PatchSettings(
             search_path=tuple(plain["patches"]["search_path"]),
@@ -389,6 +392,12 @@ def _stop_after(step: int | None) -> int | None:
     if step is not None and step < 0:
         raise ConfigError("no step", where="stop_after", found=str(step), expected="a step, from 0")
     return step
+
+
+def _count(number: int, where: str) -> int:
+    if number < 0:
+        raise ConfigError("not a count", where=where, found=str(number), expected="0 or more")
+    return number
 
 
 def setting_names() -> list[str]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from mindspeed_precision.align.lanes import Lanes
 from mindspeed_precision.align.layout import canonical
+from mindspeed_precision.align.vocabulary import SETTING, vocabulary_size
 from mindspeed_precision.backends.base import HostTensor
 from mindspeed_precision.dump.reader import Run
 from mindspeed_precision.errors import ConfigError, IncomparableError
+from mindspeed_precision.record.placement import of_vocabulary
 from mindspeed_precision.records import INIT_STEP, Role, Side, TensorRecord
 
 _REMEDY = (
@@ -34,7 +36,7 @@ class InitialParameters:
         }
 
     def read(self, name: str, *, shape: tuple[int, ...], dtype: str) -> HostTensor:
-        """Return a canonical tensor.
+        """Return a canonical tensor; of the vocabulary, which runs pad otherwise, all rows that it has there.
 
         Args:
             name: of the parameter.
@@ -52,13 +54,16 @@ class InitialParameters:
         if record.key in self._unruled:
             found = self._unruled[record.key]
             raise ConfigError(f"that run's {name} cannot be put together", where=where, found=found)
-        if (record.shape, record.dtype) != (shape, dtype):
+        padded = of_vocabulary(name) and vocabulary_size(self._run) is not None
+        fits = (record.shape[1:] == shape[1:]) if padded else (record.shape == shape)
+        if not fits or record.dtype != dtype:
             raise IncomparableError(
                 f"that run's {name} is of another kind",
                 where=where,
                 found=f"{record.dtype}{list(record.shape)}",
                 expected=f"{dtype}{list(shape)}",
-                remedy="begin with a run of the same model; the padded vocabulary is a part of it",
+                remedy="begin with a run of the same model; one that pads the vocabulary otherwise must say "
+                f"how long it is (setting {SETTING})",
             )
         if record.payload is None:
             raise ConfigError(f"that run did not keep the elements of {name}", where=where, remedy=_REMEDY)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from enum import Enum
 
 from mindspeed_precision.dump.reader import RankRecords, Run
+from mindspeed_precision.record.placement import of_vocabulary
 from mindspeed_precision.records import RankCoordinates
 
 _SETTINGS = (
@@ -19,7 +20,10 @@ _SETTINGS = (
 
 def layouts_differ(baseline: Run, candidate: Run) -> bool:
     """Tell whether two runs place their tensors differently over ranks."""
-    return layout_of(baseline) != layout_of(candidate)
+    one, two = layout_of(baseline), layout_of(candidate)
+    if None in (one["vocabulary"], two["vocabulary"]):  # one of them does not say
+        one["vocabulary"] = two["vocabulary"] = None
+    return one != two
 
 
 def layout_of(run: Run) -> dict[str, object]:
@@ -29,7 +33,19 @@ def layout_of(run: Run) -> dict[str, object]:
         value = setting(run, section, name)
         sizes[name] = value if value not in (False, 1) or value is True else None  # False and one chunk: off
     sizes["etp_size"] = _expert_tensor_size(run)
+    sizes["vocabulary"] = _rows_of_vocabulary(run)
     return sizes
+
+
+def _rows_of_vocabulary(run: Run) -> int | None:
+    """Return how many rows the embedding has over all ranks, padding included; None: it is not known."""
+    embeddings = (p for rank in run.ranks.values() for p in rank.parameters if of_vocabulary(p.fqn))
+    for parameter in embeddings:
+        if parameter.placement is not None:
+            return parameter.placement.shape[0]
+        if first_rank(run).coordinates.tp_size == 1:
+            return parameter.shape[0]
+    return None
 
 
 def _expert_tensor_size(run: Run) -> int | None:
@@ -60,6 +76,15 @@ def describe_layout(run: Run) -> str:
         "use_distributed_optimizer": "distributed optimizer",
     }
     return ", ".join([" ".join(sizes), *(text for name, text in words.items() if layout[name])])
+
+
+def describe_layouts(baseline: Run, candidate: Run) -> tuple[str, str]:
+    """Return two layouts as a person writes them, with the rows of the vocabulary where those differ."""
+    one, two = describe_layout(baseline), describe_layout(candidate)
+    rows = [layout_of(run)["vocabulary"] for run in (baseline, candidate)]
+    if None in rows or rows[0] == rows[1]:
+        return one, two
+    return f"{one}, {rows[0]} rows of vocabulary", f"{two}, {rows[1]} rows of vocabulary"
 
 
 def first_rank(run: Run) -> RankRecords:

@@ -17,11 +17,12 @@ from mindspeed_precision.align.compatible import (
     require_same_model,
 )
 from mindspeed_precision.align.conventions import with_conventions
-from mindspeed_precision.align.lanes import describe_layout, layouts_differ
+from mindspeed_precision.align.lanes import describe_layouts, layouts_differ
 from mindspeed_precision.align.layout import canonical_runs, masters_of_one, unruled_notes
 from mindspeed_precision.align.mapping import Drop, Mapping, renamed
 from mindspeed_precision.align.shards import CanonicalRank
 from mindspeed_precision.align.start import common_start, initial
+from mindspeed_precision.align.vocabulary import Padding, padding_of, with_common_rows
 from mindspeed_precision.dump.reader import RankRecords, Run
 from mindspeed_precision.records import (
     INIT_STEP,
@@ -59,6 +60,7 @@ class Alignment:
         unruled: records that cannot be compared across the layouts of the runs, with the reason.
         replicas: copies of one tensor on several ranks that differ; looked for where layouts differ.
         layouts: the layouts of baseline and candidate in words, where they differ.
+        padding: how the vocabulary is padded, where the runs do it otherwise.
     """
 
     baseline: Run
@@ -71,6 +73,7 @@ class Alignment:
     unruled: Mapping_[RecordKey, str] = field(default_factory=dict)
     replicas: tuple[ReplicasDiffer, ...] = ()
     layouts: tuple[str, ...] = ()
+    padding: Padding | None = None
 
 
 def align(baseline: Run, candidate: Run, mappings: Sequence[Mapping] = ()) -> Alignment:
@@ -127,6 +130,7 @@ def align(baseline: Run, candidate: Run, mappings: Sequence[Mapping] = ()) -> Al
         unruled=across.left,
         replicas=tuple(r for r in across.replicas if r.key.step == INIT_STEP or r.key.step in steps),
         layouts=across.names,
+        padding=across.padding,
     )
 
 
@@ -141,6 +145,7 @@ class _Across:
         left: those of them that were met in a compared step.
         replicas: replicas that differ.
         names: the two layouts in words; none where they are equal.
+        padding: how the vocabulary is padded, where the runs do it otherwise.
         notes: what a reader must know.
     """
 
@@ -150,14 +155,18 @@ class _Across:
     left: dict[RecordKey, str] = field(default_factory=dict)
     replicas: tuple[ReplicasDiffer, ...] = ()
     names: tuple[str, ...] = ()
+    padding: Padding | None = None
     notes: tuple[str, ...] = ()
 
     @classmethod
     def layouts(cls, baseline: Run, candidate: Run) -> _Across:
         if not layouts_differ(baseline, candidate):
             return cls(baseline=baseline, candidate=candidate)
-        names = (describe_layout(baseline), describe_layout(candidate))
+        names = describe_layouts(baseline, candidate)
         one, two = canonical_runs(baseline, candidate)
+        padding = padding_of(one.run, two.run)
+        if padding is not None:
+            one, two = with_common_rows(one, padding), with_common_rows(two, padding)
         unruled = {**masters_of_one(one.run, two.run), **one.unruled, **two.unruled}
         note = f"the baseline ran as {names[0]}, the candidate as {names[1]}: shards are put together"
         return cls(
@@ -166,7 +175,8 @@ class _Across:
             unruled=unruled,
             replicas=(*one.replicas, *two.replicas),
             names=names,
-            notes=(note, *one.notes, *two.notes),
+            padding=padding,
+            notes=(note, *_padding_note(padding), *one.notes, *two.notes),
         )
 
     def ruled(self, records: dict[RecordKey, TensorRecord]) -> dict[RecordKey, TensorRecord]:
@@ -208,6 +218,11 @@ class _Across:
             )
             for pair in pairs
         ]
+
+
+def _padding_note(padding: Padding | None) -> Iterable[str]:
+    if padding is not None and padding.common is not None:
+        yield f"{padding.text}: the first {padding.common} are compared, of {padding.size} entries"
 
 
 class _LeftOut:

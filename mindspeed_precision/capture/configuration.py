@@ -70,6 +70,8 @@ def effective_configuration(chunks: list[Any], optimizer: Any) -> dict[str, dict
     global_vars = sys.modules.get("megatron.training.global_vars")
     if global_vars is not None and global_vars._GLOBAL_ARGS is not None:
         found["megatron_args"] = plain(vars(global_vars.get_args()))
+        size = getattr(getattr(global_vars, "_GLOBAL_TOKENIZER", None), "vocab_size", None)
+        found |= {"vocabulary": {"size": size}} if isinstance(size, int) else {}
     first = chunks[0]
     for name, owner, attribute in (
         ("transformer_config", first, "config"),

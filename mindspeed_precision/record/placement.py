@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Container
 
 import numpy as np
@@ -27,6 +28,8 @@ PARAMETER_ROLES = frozenset(
     }
 )
 """What has one element for each element of a parameter."""
+
+_OF_VOCABULARY = re.compile(r"(?:.*\.)?(?:word_embeddings\.weight|output_layer\.(?:weight|bias))")
 
 
 def canonical_index(part: Part, start: int = 0, stop: int | None = None) -> NDArray[np.int64]:
@@ -86,6 +89,11 @@ def term_of(placement: Placement, where: RankCoordinates) -> tuple[int, int]:
         EMBEDDING_GROUP: (where.pp_rank, 2),  # the first stage and the last one
     }
     return terms[placement.partial]
+
+
+def of_vocabulary(name: str) -> bool:
+    """Tell whether a parameter has a row for each entry of the vocabulary, and for its padding."""
+    return _OF_VOCABULARY.fullmatch(name) is not None
 
 
 def parameter_of(key: RecordKey, known: Container[str]) -> str | None:

@@ -137,7 +137,7 @@ def _build_chunk(config: Any, settings: TrainerSettings, number: int) -> Any:
     model = GPTModel(
         config=config,
         transformer_layer_spec=layers,
-        vocab_size=BYTE_VALUES,
+        vocab_size=BYTE_VALUES + settings.padding,
         max_sequence_length=settings.seq_length,
         pre_process=rank == 0 and number == 0,
         post_process=rank == settings.pp - 1 and number == settings.vpp - 1,

@@ -49,6 +49,7 @@ class TrainerSettings:
         recompute: recompute every layer in the backward pass.
         swiglu: a gated activation, without biases in the linears.
         rmsnorm: RMSNorm instead of LayerNorm.
+        padding: rows of the embedding and of the output layer beyond the vocabulary (256 bytes).
         untie: an output layer of its own instead of the embedding's weight.
         distributed_optimizer: shard the optimizer over the data-parallel group.
         overlap: overlap the gradient reduction, and the parameter gather of a distributed optimizer.
@@ -82,6 +83,7 @@ class TrainerSettings:
     recompute: bool = False
     swiglu: bool = False
     rmsnorm: bool = False
+    padding: int = 0
     untie: bool = False
     distributed_optimizer: bool = False
     overlap: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
@@ -10,7 +11,7 @@ from mindspeed_precision.align.compatible import different_frameworks
 from mindspeed_precision.diagnose.facts import Facts
 from mindspeed_precision.diagnose.rules.registry import rule
 from mindspeed_precision.dump.reader import Run
-from mindspeed_precision.records import Finding, Severity
+from mindspeed_precision.records import INIT_STEP, Finding, Phase, Severity
 
 ARGUMENTS = (
     "lr", "min_lr", "lr_*", "weight_decay*", "start_weight_decay", "end_weight_decay", "adam_*",
@@ -76,6 +77,35 @@ def microbatches(facts: Facts) -> Iterable[Finding]:
 def _microbatches(run: Run, rank: int, step: int) -> int | None:
     own = run.ranks[rank].microbatches.get(step)
     return None if own is None else own * run.ranks[rank].coordinates.dp_size
+
+
+@rule("config.vocabulary_padding")
+def vocabulary(facts: Facts) -> Iterable[Finding]:
+    """Say that the vocabulary is padded otherwise, where something differs after the initial parameters.
+
+    Megatron's loss (``vocab_parallel_cross_entropy``) sums the exponentials of all logits, those of padding
+    too: it and every gradient are other numbers, by as much as the padding's share of the softmax.
+    """
+    padding = facts.alignment.padding
+    later = tuple(origin.key for origin in facts.origins if origin.key.step != INIT_STEP)
+    if padding is None or not later:
+        return
+    one, two = padding.rows
+    yield Finding(
+        id="config.vocabulary_padding",
+        severity=Severity.ERROR,
+        confidence=0.9 if all(key.phase is not Phase.FPROP for key in later) else 0.6,
+        title=f"{padding.text}: Megatron's softmax sums over all of them, so that the loss and all "
+        "gradients differ",
+        evidence=(
+            f"entries of the vocabulary: {padding.size or 'not known'}",
+            f"at uniform logits the loss differs by log({max(one, two)}/{min(one, two)}) = "
+            f"{math.log(max(one, two) / min(one, two)):.2e}",
+        ),
+        remedy="pad both alike: choose --make-vocab-size-divisible-by so that its product with the "
+        "tensor-parallel size is the same in both runs",
+        explains=later,
+    )
 
 
 @rule("config.differs")

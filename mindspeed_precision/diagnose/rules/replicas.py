@@ -7,7 +7,16 @@ from collections.abc import Iterable
 
 from mindspeed_precision.diagnose.facts import Facts, names
 from mindspeed_precision.diagnose.rules.registry import rule
-from mindspeed_precision.records import Finding, ReplicasDiffer, Severity, Side
+from mindspeed_precision.records import NO_MICROBATCH, Finding, Phase, ReplicasDiffer, Severity, Side
+
+_PHASES = list(Phase)
+
+
+def _moment(difference: ReplicasDiffer) -> tuple[int, bool, int, int]:
+    """Place a record in a step: its microbatches come first, then what is of the whole step, by phases."""
+    key = difference.key
+    late = key.microbatch == NO_MICROBATCH and key.phase is not Phase.BATCH
+    return key.step, late, key.microbatch, _PHASES.index(key.phase)
 
 
 @rule("parallel.replicas_differ")
@@ -17,7 +26,8 @@ def replicas_differ(facts: Facts) -> Iterable[Finding]:
     for difference in facts.alignment.replicas:
         by_side[difference.side].append(difference)
     for side, found in by_side.items():
-        first = min(found, key=lambda one: (one.key.step, one.key.microbatch))
+        found.sort(key=_moment)
+        first = found[0]
         groups = " and ".join(f"ranks {', '.join(map(str, ranks))}" for ranks in first.ranks)
         yield Finding(
             id="parallel.replicas_differ",

@@ -1,0 +1,278 @@
+"""Every layout of up to four processes against one process, healthy and with three faults each.
+
+``make layouts`` runs it and prints what was found where; docs/layouts.md shows that table.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from mindspeed_precision.flow import compare_runs
+from mindspeed_precision.records import Diagnosis, Phase, Role, Verdict
+from mindspeed_precision.report.console import render
+from mindspeed_precision.testing.demo.launch import run_training
+
+pytestmark = [pytest.mark.torch, pytest.mark.megatron, pytest.mark.long]
+
+SCRIPT = Path(__file__).parent / "scripts" / "record_layouts.py"
+STEP = 4
+"""Microbatches of a step, over all data-parallel ranks."""
+
+PLAIN = {"hidden": 64, "kv_groups": 2}
+GATED = {**PLAIN, "swiglu": True, "rmsnorm": True, "untie": True}
+MIXTURE = {**GATED, "experts": 4}
+MODELS = {
+    "plain": PLAIN,
+    "plain, 4 layers": {**PLAIN, "layers": 4},
+    "gated": GATED,
+    "gated, 4 layers": {**GATED, "layers": 4},
+    "mixture": MIXTURE,
+}
+OF_TENSOR = ("norm_over_tensor_group", "transposed_shard")
+OF_BATCH = ("norm_over_batch_group", "transposed_contribution")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """A layout, and the faults that are planted in it.
+
+    Attributes:
+        model: name in ``MODELS``.
+        processes: how many.
+        dp: data-parallel ranks.
+        split: settings of the trainer.
+        faults: a reduction that is left out, a transposed gradient, a scaled one; names in the script.
+    """
+
+    model: str
+    faults: tuple[str, ...]
+    processes: int = 2
+    dp: int = 1
+    split: dict[str, object] = field(default_factory=dict)
+
+
+SP = {"tp": 2, "sequence_parallel": True}
+DISTRIBUTED = {"distributed_optimizer": True}
+LAYOUTS = {
+    "TP2": Layout(model="plain", split={"tp": 2}, faults=("transposed_shard", "scaled_shard")),
+    "TP2 SP": Layout(model="gated", split=SP, faults=(*OF_TENSOR, "scaled_shard")),
+    "PP2": Layout(
+        model="plain", split={"pp": 2}, faults=("tied_embedding", "transposed_shard", "scaled_stage")
+    ),
+    "PP2 VPP2": Layout(
+        model="plain, 4 layers",
+        split={"pp": 2, "vpp": 2},
+        faults=("tied_embedding", "transposed_shard", "scaled_stage"),
+    ),
+    "DP2": Layout(model="plain", dp=2, faults=(*OF_BATCH, "scaled_contribution")),
+    "DP2 distopt": Layout(model="plain", dp=2, split=DISTRIBUTED, faults=(*OF_BATCH, "scaled_contribution")),
+    "CP2": Layout(model="plain", split={"cp": 2}, faults=(*OF_BATCH, "scaled_contribution")),
+    "DP2 EP2": Layout(
+        model="mixture",
+        dp=2,
+        split={"ep": 2},
+        faults=("norm_over_batch_group", "transposed_expert", "scaled_experts"),
+    ),
+    "TP2 SP EP2 ETP1": Layout(
+        model="mixture",
+        split={**SP, "ep": 2, "etp": 1},
+        faults=("norm_over_tensor_group", "transposed_expert", "scaled_experts"),
+    ),
+    "TP2 SP PP2": Layout(
+        model="gated", processes=4, split={**SP, "pp": 2}, faults=(*OF_TENSOR, "scaled_stage")
+    ),
+    "TP2 SP PP2 VPP2": Layout(
+        model="gated, 4 layers",
+        processes=4,
+        split={**SP, "pp": 2, "vpp": 2},
+        faults=(*OF_TENSOR, "scaled_stage"),
+    ),
+    "TP2 SP DP2 distopt": Layout(
+        model="gated", processes=4, dp=2, split={**SP, **DISTRIBUTED}, faults=(*OF_TENSOR, "scaled_shard")
+    ),
+    "PP2 DP2": Layout(
+        model="plain",
+        processes=4,
+        dp=2,
+        split={"pp": 2},
+        faults=("norm_over_batch_group", "transposed_contribution", "scaled_stage"),
+    ),
+    "TP2 SP DP2 EP2": Layout(
+        model="mixture",
+        processes=4,
+        dp=2,
+        split={**SP, "ep": 2},
+        faults=("norm_over_tensor_group", "transposed_expert", "scaled_experts"),
+    ),
+    "DP4 EP2 distopt": Layout(
+        model="mixture",
+        processes=4,
+        dp=4,
+        split={"ep": 2, **DISTRIBUTED},
+        faults=("norm_over_batch_group", "transposed_expert", "scaled_experts"),
+    ),
+    "PP2 DP2 EP2": Layout(
+        model="mixture",
+        processes=4,
+        dp=2,
+        split={"pp": 2, "ep": 2},
+        faults=("norm_over_batch_group", "transposed_expert", "scaled_stage"),
+    ),
+    "TP2 SP CP2": Layout(
+        model="gated", processes=4, split={**SP, "cp": 2}, faults=(*OF_TENSOR, "scaled_contribution")
+    ),
+    "DP2 CP2 distopt": Layout(
+        model="plain",
+        processes=4,
+        dp=2,
+        split={"cp": 2, **DISTRIBUTED},
+        faults=(*OF_BATCH, "scaled_contribution"),
+    ),
+}
+CASES = [(name, fault) for name, layout in LAYOUTS.items() for fault in layout.faults]
+
+Compare = Callable[[str, str], Diagnosis]
+
+
+@pytest.fixture(scope="module")
+def recorded(megatron, tmp_path_factory) -> Callable[[str], Path]:
+    """Return a function that records a layout, healthy and with its faults, and what it starts from, once."""
+    out = tmp_path_factory.mktemp("matrix")
+
+    def record(several: list[dict[str, object]], processes: int) -> None:
+        run_training(
+            SCRIPT,
+            [str(out), json.dumps(several)],
+            processes=processes,
+            megatron=megatron("0.17.1"),
+            log=out / f"{several[0]['name']}.txt",
+        )
+
+    def ready(name: str) -> Path:
+        layout = LAYOUTS[name]
+        if not (out / layout.model).exists():
+            record([asked(model, settings={**MODELS[model], "microbatches": STEP}) for model in MODELS], 1)
+        if not (out / place(name, "")).exists():
+            settings = {**MODELS[layout.model], **layout.split, "microbatches": STEP // layout.dp}
+            # few in one process: torch.distributed keeps the groups of each, with their threads
+            several = [
+                asked(place(name, fault), start=layout.model, plant=fault, settings=settings)
+                for fault in ("", *layout.faults)
+            ]
+            record(several, layout.processes)
+        return out
+
+    return ready
+
+
+def asked(name, *, settings, start="", plant=""):
+    return {"name": name, "start": start, "plant": plant, "settings": settings}
+
+
+def place(name, fault):
+    return f"{name}, {fault or 'healthy'}"
+
+
+@pytest.fixture(scope="module")
+def table(request) -> Iterator[dict[str, dict[str, str]]]:
+    """Collect what was found; print it at the end."""
+    rows: dict[str, dict[str, str]] = {name: {} for name in LAYOUTS}
+    yield rows
+    terminal = request.config.pluginmanager.getplugin("terminalreporter")
+    if terminal is None:
+        return
+    terminal.write_line("\n| layout | healthy | fault | found first |\n|---|---|---|---|")
+    for name, found in rows.items():
+        for fault in LAYOUTS[name].faults:
+            line = f"| {name} | {found.get('', 'not run')} | {fault} | {found.get(fault, 'not run')} |"
+            terminal.write_line(line)
+
+
+@pytest.fixture
+def compare(recorded) -> Compare:
+    """Return a function that compares a run of a layout with that of one process."""
+
+    def compared(name: str, fault: str) -> Diagnosis:
+        folder = recorded(name)
+        return compare_runs(folder / LAYOUTS[name].model, folder / place(name, fault))
+
+    return compared
+
+
+KINDS = (
+    (Phase.INIT, Role.PARAM),
+    (Phase.REDUCE, Role.REDUCED_GRAD),
+    (Phase.CLIP, Role.MAIN_GRAD),
+    (Phase.OPTIMIZER, Role.EXP_AVG),
+    (Phase.OPTIMIZER, Role.EXP_AVG_SQ),
+    (Phase.OPTIMIZER, Role.PARAM),
+)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_healthy_layout_agrees_by_the_name_of_every_parameter(name, compare, table):
+    diagnosis = compare(name, "")
+    assert diagnosis.status is Verdict.WITHIN_TOLERANCE, render(diagnosis)
+    assert diagnosis.findings == ()
+    assert not diagnosis.unmatched
+    for kind in KINDS:
+        named = {c.key.fqn for c in diagnosis.comparisons if (c.key.phase, c.key.role) == kind}
+        assert len(named) == diagnosis.coverage.parameters, kind
+    early = sum(c.key.phase in (Phase.WGRAD, Phase.ACCUMULATE) for c in diagnosis.comparisons)
+    table[name][""] = f"{len(diagnosis.comparisons)} records agree, {early} of them before the reduction"
+
+
+def target(name, fault):
+    """Return the parameters that a fault spoils."""
+    model = MODELS[LAYOUTS[name].model]
+    last = f"decoder.layers.{model.get('layers', 2) - 1}"
+    if fault.startswith("norm"):
+        return {f"{last}.input_layernorm.weight"}
+    if fault == "tied_embedding":
+        return {"embedding.word_embeddings.weight"}
+    if fault == "transposed_expert":
+        return {f"{last}.mlp.experts.local_experts.3.linear_fc2.weight"}
+    if fault.startswith("transposed"):
+        return {f"{last}.self_attention.linear_proj.weight"}
+    return {f"{last}.mlp.linear_fc1.weight"}
+
+
+def spoiled(name, fault, fqn):
+    """Tell whether a fault spoils a parameter."""
+    if fault == "scaled_stage":
+        layers = MODELS[LAYOUTS[name].model].get("layers", 2)
+        # interleaved: each stage has every second layer
+        interleaved = "vpp" in LAYOUTS[name].split
+        mine = range(1, layers, 2) if interleaved else range(layers // 2, layers)
+        return any(fqn.startswith(f"decoder.layers.{number}.") for number in mine)
+    if fault == "scaled_experts":
+        return any(f".local_experts.{number}." in fqn for number in (2, 3))
+    return fqn in target(name, fault)
+
+
+@pytest.mark.parametrize(("name", "fault"), CASES)
+def test_a_fault_is_found_at_the_tensor_that_it_spoils(name, fault, compare, table):
+    diagnosis = compare(name, fault)
+    first = diagnosis.first_divergence
+    assert first is not None, render(diagnosis)
+    assert first.key.step == 0
+    assert first.key.phase in (Phase.WGRAD, Phase.REDUCE), render(diagnosis)
+    assert spoiled(name, fault, first.key.fqn), render(diagnosis)
+    reduced = [o for o in diagnosis.origins if o.key.role is Role.REDUCED_GRAD and o.key.step == 0]
+    assert all(spoiled(name, fault, origin.key.fqn) for origin in reduced), render(diagnosis)
+    ranks = [f for f in diagnosis.findings if f.id == "parallel.replicas_differ"]
+    assert all(spoiled(name, fault, finding.where.fqn) for finding in ranks), render(diagnosis)
+    more = ", parallel.replicas_differ" if ranks else ""
+    shown = first.key.fqn.removeprefix("decoder.")
+    table[name][fault] = f"{first.key.role.value} of `{shown}`, ranks {held(first)}{more}"
+
+
+def held(origin):
+    return ", ".join(map(str, origin.held_by))
