@@ -1,7 +1,7 @@
 # make demo    set up and watch two real training runs diverge, be explained, and agree again
 # make demo-mindspore    the same with MindSpore as the second backend
 # make test    set up, lint, type-check, run every test
-# The rest: lint fast matrix mindspore mindspeed long bench framework-free oldest newest clean. `make help` lists them.
+# The rest: lint fast matrix mindspore mindspeed long layouts bench framework-free oldest newest clean. `make help` lists them.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -55,7 +55,7 @@ export MSP_MCORE ?= $(CURDIR)/$(MCORE)
 export MSP_MINDSPORE_PYTHON ?= $(CURDIR)/$(MINDSPORE)/bin/python
 export MSP_MINDSPORE_NATIVE_PYTHON ?= $(CURDIR)/$(NATIVE)/bin/python
 
-.PHONY: help demo demo-mindspore test lint fast matrix mindspore mindspeed long bench framework-free oldest newest clean
+.PHONY: help demo demo-mindspore test lint fast matrix mindspore mindspeed long layouts bench framework-free oldest newest clean
 
 help:
 	@sed -n 's/^# make/make/p; s/^\([a-z-]*\):.*## /make \1\t/p' Makefile | expand -t 21
@@ -97,6 +97,9 @@ mindspeed: $(VENV)/.dev $(MINDSPEED_NEEDS)/.ready ## tests behind real MindSpeed
 
 long: $(VENV)/.dev $(MCORE_TREES) ## tests that take longer still: each piece of the CPU layer by ablation, more versions
 	$(BIN)/python -m pytest -n $(JOBS) -m long $(ARGS)
+
+layouts: $(VENV)/.dev $(MCORE_TREES) ## every layout of up to four processes, healthy and with faults, and what was found where
+	$(BIN)/python -W ignore -m pytest -n 0 -m long tests/align/test_layout_matrix.py $(ARGS)
 
 bench: $(VENV)/.dev $(MCORE)/$(DEMO_MCORE)/megatron/core/package_info.py ## what capture costs, side by side with the bare step (minutes)
 	@export PYTHONPATH="$(CURDIR):$(MSP_MCORE)/$(DEMO_MCORE)$${PYTHONPATH:+:$$PYTHONPATH}"

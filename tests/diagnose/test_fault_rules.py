@@ -505,6 +505,7 @@ def test_every_registered_id_is_exercised_by_a_test():
         "vacuous.no_update",
         "coverage.rule_without_match",
         "config.microbatches_differ",
+        "config.vocabulary_padding",
         "config.differs",
         "env.differs",
         "env.versions_differ",
