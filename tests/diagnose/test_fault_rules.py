@@ -506,6 +506,7 @@ def test_every_registered_id_is_exercised_by_a_test():
         "coverage.rule_without_match",
         "config.microbatches_differ",
         "config.vocabulary_padding",
+        "determinism.not_repeated",
         "config.differs",
         "env.differs",
         "env.versions_differ",
