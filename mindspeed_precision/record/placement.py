@@ -32,6 +32,42 @@ PARAMETER_ROLES = frozenset(
 _OF_VOCABULARY = re.compile(r"(?:.*\.)?(?:word_embeddings\.weight|output_layer\.(?:weight|bias))")
 
 
+def runs_of(part: Part) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the runs of canonically consecutive elements that a part consists of, in its C order.
+
+    Args:
+        part: what a tensor holds.
+
+    Returns:
+        ``(starts, lengths)``, ``[n]`` each, in elements; lengths are above 0 and add up to the part's own.
+    """
+    placement = part.placement
+    first, last = part.start, part.stop
+    if placement.whole or first == last:
+        kept = [first][: last - first]
+        return np.array(kept, np.int64), np.array([last - first] * len(kept), np.int64)
+    inner = math.prod(placement.shape[placement.dim + 1 :])
+    row = placement.shape[placement.dim] * inner
+    offsets, lengths = (np.array(column, np.int64) * inner for column in zip(*placement.blocks, strict=True))
+    held = int(lengths.sum())
+    rows = np.arange(first // held, -(-last // held), dtype=np.int64)
+    starts = (rows[:, None] * row + offsets).reshape(-1)
+    sizes = np.tile(lengths, len(rows))
+    ends = np.cumsum(sizes) + first // held * held  # in the C order of what is held
+    before = np.clip(first - (ends - sizes), 0, sizes)
+    sizes = np.clip(np.minimum(ends, last) - (ends - sizes), 0, sizes) - before
+    kept = sizes > 0
+    return _joined((starts + before)[kept], sizes[kept])
+
+
+def _joined(
+    starts: NDArray[np.int64], lengths: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Merge runs that follow each other."""
+    heads = np.flatnonzero(np.append(True, starts[1:] != starts[:-1] + lengths[:-1]))[: len(starts)]
+    return starts[heads], np.add.reduceat(lengths, heads) if len(heads) else lengths
+
+
 def canonical_index(part: Part, start: int = 0, stop: int | None = None) -> NDArray[np.int64]:
     """Return the index in the canonical tensor, in C order, of the elements of a part.
 
