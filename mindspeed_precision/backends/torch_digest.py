@@ -324,7 +324,8 @@ def _with_signs(clean: torch.Tensor, signs: torch.Tensor) -> torch.Tensor:
 
 def exponents(part: torch.Tensor) -> torch.Tensor:
     """Count the exponents of ``part``'s elements as float32, ``[256]`` int64."""
-    bins = (part.to(torch.float32).view(torch.int32) >> 23).bitwise_and_(0xFF)
+    single = part if part.dtype == torch.float32 else part.to(torch.float32)
+    bins = (single.view(torch.int32) >> 23).bitwise_and_(0xFF)
     if part.device.type == "cpu":
         return torch.bincount(bins, minlength=256)
     return histogram_by_scatter(bins)

@@ -11,7 +11,13 @@ import torch
 
 from mindspeed_precision.backends import torch_tables as tables
 from mindspeed_precision.backends.torch_tables import signed
-from mindspeed_precision.record.fingerprint import MULTIPLIERS, OFFSET, SHIFT16, SPREAD, SPREAD16
+from mindspeed_precision.record.fingerprint import (
+    MULTIPLIERS,
+    OFFSET,
+    SHIFT16,
+    SPREAD,
+    SPREAD16,
+)
 
 _MASK16, _MASK32 = (1 << 16) - 1, (1 << 32) - 1
 
@@ -38,6 +44,10 @@ def fingerprint_sums(flat: torch.Tensor, start: int) -> torch.Tensor:
     size, device = table.size, flat.device
     each = units.numel() // flat.numel()
     first, last, sums = start * each, start * each + units.numel(), []
+    if last <= size:  # as most of a model's tensors; few operations
+        keys = tables.FIRST[table].rows(first, last - first, device)
+        ordered = _dot(units, keys)
+        return torch.cat([ordered, unordered_sum(flat)])
     while first < last:  # a part of a block, whole blocks, a part of a block
         block, within = divmod(first, size)
         blocks = 0 if within else (last - first) // size
@@ -71,8 +81,8 @@ def scattered_sums(flat: torch.Tensor, index: torch.Tensor, blocks: int) -> torc
 
 def _units(flat: torch.Tensor) -> tuple[torch.Tensor, tables.Table]:
     if flat.dtype.itemsize == 1:
-        return flat.view(torch.uint8), tables.BYTES
-    return flat.view(torch.int16), tables.HALVES
+        return flat, tables.BYTES
+    return flat if flat.dtype == torch.int16 else flat.view(torch.int16), tables.HALVES
 
 
 def _unsigned(units: torch.Tensor) -> torch.Tensor:
@@ -85,11 +95,12 @@ def _added(sums: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _dot(units: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """Multiply ``[n, k]`` units of 16 or 8 bits by ``[k]`` keys and add rows up, modulo 2^64, to ``[n]``."""
+    """Multiply units by ``[k]`` keys and add up, to int64: ``[n, k]`` to ``[n]``, and ``[k]`` to ``[1]``."""
     if not short_lanes(units.device):
-        return _unsigned(units).mul_(keys).sum(1)
-    short = units.to(torch.int32).bitwise_and_(_MASK16)
-    total = torch.zeros(len(units), dtype=torch.int64, device=units.device)
+        products = _unsigned(units).mul_(keys)
+        return products.sum(0, keepdim=True) if units.dim() == 1 else products.sum(1)
+    short = units.to(torch.int32).bitwise_and_(_MASK16).view(-1, keys.numel())
+    total = torch.zeros(len(short), dtype=torch.int64, device=units.device)
     for shift in (0, 16, 32, 48):
         digit = ((keys >> shift) & _MASK16).to(torch.int32)
         total += _sum_of_products(short * digit) << shift
@@ -110,10 +121,10 @@ def unordered_sum(flat: torch.Tensor) -> torch.Tensor:
         flat: ``[n]`` integers of the elements' width, n above 0.
     """
     if flat.dtype.itemsize <= 2:
-        return _unordered16(flat.view(torch.uint8) if flat.dtype.itemsize == 1 else flat)
-    words = flat.view(torch.int32)
-    turned = (words << 16).bitwise_or_((words >> 16).bitwise_and_(_MASK16))
-    spread, offset = turned.mul_(_int32(SPREAD)), _int32(OFFSET)
+        return _unordered16(flat)
+    words = flat if flat.dtype == torch.int32 else flat.view(torch.int32)
+    upper = (words >> 16).bitwise_and_(_MASK16).mul_(_int32(SPREAD))
+    spread, offset = upper.add_(words, alpha=_int32(SPREAD << 16 & _MASK32)), _int32(OFFSET)  # rot16(x) * K
     if flat.dtype.itemsize == 4:
         return _products(words + offset, spread)
     words, spread = words.view(-1, 2), spread.view(-1, 2)
@@ -135,21 +146,20 @@ def _products(one: torch.Tensor, two: torch.Tensor) -> torch.Tensor:
 
 def _unordered16(flat: torch.Tensor) -> torch.Tensor:
     """Return the unordered fingerprint of elements of 16 bits in int16, or of 8 in uint8."""
-    elements = flat.to(torch.int16)
+    elements = flat if flat.dtype == torch.int16 else flat.to(torch.int16)
     spread = elements * _int16(SPREAD16)
     short = (spread >> SHIFT16).bitwise_and_(_MASK16 >> SHIFT16).bitwise_or_(1).to(torch.int32)
-    total = None
-    for factor, multiplier in zip((elements, spread), MULTIPLIERS, strict=True):
-        products = factor.to(torch.int32).mul_(short)  # 27 bits
-        if short_lanes(flat.device):
-            biased = _sum_of_products(_rows(products + _BIAS)).sum(0, keepdim=True)
-            sums = biased - _BIAS * products.numel()
-        else:
-            sums = products.sum(0, keepdim=True, dtype=torch.int64)
-        sums = sums * signed(multiplier)
-        total = sums if total is None else total + sums
-    assert total is not None
-    return total
+    first, second = (_short_products(factor, short) for factor in (elements, spread))
+    return first.mul_(signed(MULTIPLIERS[0])).add_(second, alpha=signed(MULTIPLIERS[1]))
+
+
+def _short_products(factor: torch.Tensor, short: torch.Tensor) -> torch.Tensor:
+    """Multiply elements of 16 bits by numbers of 11, ``[n]`` each, and add up, to ``[1]`` int64."""
+    products = short * factor
+    if not short_lanes(factor.device):
+        return products.sum(0, keepdim=True, dtype=torch.int64)
+    biased = _sum_of_products(_rows(products + _BIAS)).sum(0, keepdim=True)
+    return biased - _BIAS * products.numel()
 
 
 def _rows(values: torch.Tensor) -> torch.Tensor:

@@ -75,6 +75,12 @@ def _bytes(start: int, count: int, device: torch.device) -> torch.Tensor:
     return torch.stack([keys, keys << 8], 1).reshape(-1)[start : start + count]
 
 
+def _first_of(
+    keys: Callable[[int, int, torch.device], torch.Tensor],
+) -> Callable[[int, int, torch.device], torch.Tensor]:
+    return lambda start, count, device: keys(start, count, device) * block_keys(_range(0, 1, device))
+
+
 def _blocks(start: int, count: int, device: torch.device) -> torch.Tensor:
     return block_keys(_range(start, count, device))
 
@@ -157,6 +163,12 @@ HALVES = Table(_halves, least=len(half_keys()), limit=_always(len(half_keys())))
 
 BYTES = Table(_bytes, least=2 * len(half_keys()), limit=_always(2 * len(half_keys())))
 """``[4096]`` int64: the same for each byte."""
+
+FIRST = {
+    HALVES: Table(_first_of(_halves), least=HALVES.size, limit=_always(HALVES.size)),
+    BYTES: Table(_first_of(_bytes), least=BYTES.size, limit=_always(BYTES.size)),
+}
+"""The keys of the first block, multiplied by its F."""
 
 BLOCKS = Table(_blocks, least=1 << 10)
 """``[n]`` int64: F of the fingerprint's blocks."""

@@ -102,7 +102,8 @@ def half_keys() -> NDArray[np.uint64]:
 
 def block_keys(blocks: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Return F of blocks, ``[...]`` odd numbers below 2^64."""
-    return mix64(blocks + np.uint64(BLOCK_SEED)) | np.uint64(1)
+    drawn: NDArray[np.uint64] = mix64(blocks + np.uint64(BLOCK_SEED)) | np.uint64(1)
+    return drawn
 
 
 def fingerprints(bits: NDArray[Any], *, index: NDArray[np.int64] | None = None) -> tuple[int, int]:
@@ -161,7 +162,8 @@ def _of_places(elements: NDArray[Any], places: NDArray[np.uint64]) -> int:
 
 def _rot16(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Swap the halves of 32-bit words."""
-    return ((words << np.uint64(16)) | (words >> np.uint64(16))) & np.uint64(MASK32)
+    turned: NDArray[np.uint64] = ((words << np.uint64(16)) | (words >> np.uint64(16))) & np.uint64(MASK32)
+    return turned
 
 
 def _unordered(elements: NDArray[Any]) -> int:
