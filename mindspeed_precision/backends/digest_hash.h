@@ -48,7 +48,8 @@ typedef __m256i vector_t;
 #define either(A, B) _mm256_or_si256(A, B)
 #define nothing() _mm256_setzero_si256()
 #define store(P, A) _mm256_storeu_si256((__m256i *)(P), A)
-#define turned(A) _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(A, 0xB1), 0xB1)
+#define turned(A) _mm256_shuffle_epi8(A, _mm256_setr_epi8(2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13, \
+                                                          2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13))
 #define swapped(A) _mm256_shuffle_epi32(A, 0xB1)
 #elif defined(__SSE2__)
 #define VECTOR 16
