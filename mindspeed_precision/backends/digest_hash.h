@@ -122,48 +122,64 @@ static inline void add_short(vector_t x, vector_t *first, vector_t *second)
     *second = plus32(*second, OP(madd_epi16)(y, a));
 }
 
+/* The sums of a block while they are vectors. */
+struct sums {
+    vector_t even, odd, even_turned, odd_turned, elements, others, short_first, short_second;
+};
+
+/* Add one vector, whose words have the keys from `keys.even[k]` on. */
+static inline __attribute__((always_inline)) void add_vector(const unsigned char *at, unsigned k, const int width,
+                                                             struct sums *s)
+{
+    const vector_t spread = OP(set1_epi32)((int)SPREAD), low_bytes = OP(set1_epi16)(0xFF);
+    const vector_t offset = OP(set1_epi32)((int)OFFSET), w = load(at), r = turned(w);
+    s->even = plus64(s->even, product64(w, load(keys.even + k)));
+    s->odd = plus64(s->odd, product64(upper(w), load(keys.odd + k)));
+    s->even_turned = plus64(s->even_turned, product64(r, load(keys.even_turned + k)));
+    s->odd_turned = plus64(s->odd_turned, product64(upper(r), load(keys.odd_turned + k)));
+    if (width == 8) {
+        vector_t pairs = plus32(w, swapped(product32(r, spread)));
+        s->elements = plus64(s->elements, product64(pairs, upper(plus32(pairs, offset))));
+    } else if (width == 4) {
+        vector_t x = plus32(w, offset), y = product32(r, spread);
+        s->elements = plus64(s->elements, product64(x, y));
+        s->others = plus64(s->others, product64(upper(x), upper(y)));
+    } else if (width == 2) {
+        add_short(w, &s->short_first, &s->short_second);
+    } else {
+        add_short(both(w, low_bytes), &s->short_first, &s->short_second);
+        add_short(OP(srli_epi16)(w, 8), &s->short_first, &s->short_second);
+    }
+}
+
 /* Add `vectors` of them, the first of which begins with word `word` of its block. */
 static inline __attribute__((always_inline)) void hash_vectors(const unsigned char *data, int word, int vectors,
                                                                const int width, struct hash *out)
 {
     const int group = width == 1 ? GROUP / 2 : GROUP; /* what sums of 32 bits can take */
-    const vector_t spread = OP(set1_epi32)((int)SPREAD), low_bytes = OP(set1_epi16)(0xFF);
-    const vector_t offset = width == 8 ? upper(OP(set1_epi32)((int)OFFSET)) : OP(set1_epi32)((int)OFFSET);
-    vector_t even = nothing(), odd = even, even_turned = even, odd_turned = even, elements = even, others = even;
+    const vector_t zero = nothing();
+    struct sums s = {zero, zero, zero, zero, zero, zero, zero, zero};
     int64_t first = 0, second = 0;
-    for (int start = 0; start < vectors; start += group) {
-        const int stop = start + group < vectors ? start + group : vectors;
-        vector_t short_first = nothing(), short_second = nothing();
-        for (int v = start; v < stop; v++) {
-            const unsigned char *at = data + v * VECTOR;
-            const int k = (word + v * (VECTOR / 4)) / 2;
-            const vector_t w = load(at), r = turned(w);
-            if (VECTOR >= 64 || v % 2 == 0) __builtin_prefetch(at + AHEAD);
-            even = plus64(even, product64(w, load(keys.even + k)));
-            odd = plus64(odd, product64(upper(w), load(keys.odd + k)));
-            even_turned = plus64(even_turned, product64(r, load(keys.even_turned + k)));
-            odd_turned = plus64(odd_turned, product64(upper(r), load(keys.odd_turned + k)));
-            if (width == 8) {
-                vector_t both_words = plus32(w, swapped(product32(r, spread)));
-                vector_t high = plus32(upper(both_words), offset);
-                elements = plus64(elements, product64(both_words, high));
-            } else if (width == 4) {
-                vector_t x = plus32(w, offset), y = product32(r, spread);
-                elements = plus64(elements, product64(x, y));
-                others = plus64(others, product64(upper(x), upper(y)));
-            } else if (width == 2) {
-                add_short(w, &short_first, &short_second);
-            } else {
-                add_short(both(w, low_bytes), &short_first, &short_second);
-                add_short(OP(srli_epi16)(w, 8), &short_first, &short_second);
-            }
+    unsigned k = (unsigned)word / 2;
+    while (vectors) {
+        int left = vectors < group ? vectors : group;
+        vectors -= left;
+        for (; left >= 2; left -= 2, data += 2 * VECTOR, k += VECTOR / 4) {
+            __builtin_prefetch(data + AHEAD);
+            if (VECTOR == 64) __builtin_prefetch(data + AHEAD + 64);
+            add_vector(data, k, width, &s);
+            add_vector(data + VECTOR, k + VECTOR / 8, width, &s);
         }
-        if (width <= 2) first += sum32(short_first), second += sum32(short_second);
+        if (left) add_vector(data, k, width, &s), data += VECTOR, k += VECTOR / 8;
+        if (width <= 2) {
+            first += sum32(s.short_first), second += sum32(s.short_second);
+            s.short_first = s.short_second = zero;
+        }
     }
-    out->first += sum64(plus64(even, odd));
-    out->second += sum64(plus64(even_turned, odd_turned));
+    out->first += sum64(plus64(s.even, s.odd));
+    out->second += sum64(plus64(s.even_turned, s.odd_turned));
     if (width <= 2) out->unordered += (uint64_t)first * FIRST16 + (uint64_t)second * SECOND16;
-    else out->unordered += sum64(plus64(elements, others));
+    else out->unordered += sum64(plus64(s.elements, s.others));
 }
 #else
 static uint32_t keys[WORDS], keys_turned[WORDS];

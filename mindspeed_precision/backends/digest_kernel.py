@@ -29,7 +29,7 @@ from mindspeed_precision.record.elements import to_bits
 from mindspeed_precision.record.placement import canonical_index, runs_of
 from mindspeed_precision.record.sketch import BUCKETS, ROUNDOFF, has_sketch, pack, unpack
 from mindspeed_precision.record.statistics import EMPTY, digest_host
-from mindspeed_precision.records import Digest, Part, Placement, Statistics
+from mindspeed_precision.records import Digest, Part, Placement, Split, Statistics
 
 SWITCH = "MINDSPEED_PRECISION_KERNEL"
 SOURCE = Path(__file__).with_name("digest_kernel.c")
@@ -263,7 +263,7 @@ class DigestKernel:
 def _sample_placement(count: int) -> Placement:
     """Return a placement of more than ``count`` elements that no block, word or vector begins with."""
     rows = count // 35 + 2
-    return Placement(shape=(rows, 7, 13), dim=1, blocks=((1, 2), (5, 1)))
+    return Placement(shape=(rows, 7, 13), splits=(Split(dim=1, blocks=((1, 2), (5, 1))),))
 
 
 def geometry_of(bits: NDArray[Any], reading: Reading, part: Part | None = None) -> Geometry:

@@ -41,23 +41,35 @@ def runs_of(part: Part) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     Returns:
         ``(starts, lengths)``, ``[n]`` each, in elements; lengths are above 0 and add up to the part's own.
     """
-    placement = part.placement
     first, last = part.start, part.stop
-    if placement.whole or first == last:
+    if part.placement.whole or first == last:
         kept = [first][: last - first]
         return np.array(kept, np.int64), np.array([last - first] * len(kept), np.int64)
-    inner = math.prod(placement.shape[placement.dim + 1 :])
-    row = placement.shape[placement.dim] * inner
-    offsets, lengths = (np.array(column, np.int64) * inner for column in zip(*placement.blocks, strict=True))
+    starts, lengths, size = _runs_of_row(part.placement)
     held = int(lengths.sum())
     rows = np.arange(first // held, -(-last // held), dtype=np.int64)
-    starts = (rows[:, None] * row + offsets).reshape(-1)
-    sizes = np.tile(lengths, len(rows))
-    ends = np.cumsum(sizes) + first // held * held  # in the C order of what is held
-    before = np.clip(first - (ends - sizes), 0, sizes)
-    sizes = np.clip(np.minimum(ends, last) - (ends - sizes), 0, sizes) - before
-    kept = sizes > 0
-    return _joined((starts + before)[kept], sizes[kept])
+    starts = (rows[:, None] * size + starts).reshape(-1)
+    lengths = np.tile(lengths, len(rows))
+    begins = np.cumsum(lengths) - lengths + first // held * held  # in the C order of what is held
+    before = np.clip(first - begins, 0, lengths)
+    lengths = np.clip(last - begins, 0, lengths) - before
+    kept_runs = lengths > 0
+    return _joined((starts + before)[kept_runs], lengths[kept_runs])
+
+
+def _runs_of_row(placement: Placement) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+    """Return the runs of one index of the dimensions before the first split, and how many elements it has."""
+    *outer, innermost = placement.splits
+    inner = math.prod(placement.shape[innermost.dim + 1 :])
+    starts, lengths = (np.array(column, np.int64) * inner for column in zip(*innermost.blocks, strict=True))
+    size, end = placement.shape[innermost.dim] * inner, innermost.dim
+    for split in reversed(outer):
+        between = math.prod(placement.shape[split.dim + 1 : end])
+        rows = (places_of(split)[:, None] * between + np.arange(between)).reshape(-1)
+        starts = (rows[:, None] * size + starts).reshape(-1)
+        lengths = np.tile(lengths, len(rows))
+        size, end = size * between * placement.shape[split.dim], split.dim
+    return starts, lengths, size
 
 
 def _joined(
