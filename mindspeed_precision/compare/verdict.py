@@ -140,10 +140,10 @@ def _regained(pair: Pair, rule: RecordRule, metrics: Metrics, context: Context |
     gain = context.gains.change(pair) if context is not None and rule.max_gain_change else None
     if gain is None:
         return ""
-    metrics["gain_change"] = gain
-    if abs(gain) <= rule.max_gain_change:
+    metrics["gain_change"] = gain.change
+    if abs(gain.change) <= rule.max_gain_change + gain.error:
         return ""
-    said = f"the reduction multiplies it by {1 + gain:.6f} times what the baseline's does"
+    said = f"the reduction multiplies it by {1 + gain.change:.6f} times what the baseline's does"
     return f"{said}, allowed is a change of {rule.max_gain_change:g}"
 
 
