@@ -1,4 +1,4 @@
-"""Bounds from a perturbed run: sharper than a policy, silent on a healthy pair, honest on what they cannot tell."""
+"""Bounds from a perturbed run: sharper than a policy, silent on a healthy pair, honest about their gaps."""
 
 from __future__ import annotations
 
