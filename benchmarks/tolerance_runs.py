@@ -16,7 +16,15 @@ from mindspeed_precision.errors import ExternalCommandError
 from mindspeed_precision.testing.demo.launch import run_training
 
 SMALL = {"hidden": 64, "kv_groups": 2}
-GATED = {"layers": 4, "hidden": 128, "kv_groups": 2, "swiglu": True, "rmsnorm": True, "untie": True, "seed": 7}
+GATED = {
+    "layers": 4,
+    "hidden": 128,
+    "kv_groups": 2,
+    "swiglu": True,
+    "rmsnorm": True,
+    "untie": True,
+    "seed": 7,
+}
 DEEP = {"layers": 48, "hidden": 32}
 NOISE = ("perturb.epsilon=auto",)
 QUIET = ("capture.modules=false",)
@@ -73,7 +81,12 @@ def groups(name: str) -> Iterator[Group]:
         if name == "steps":
             settings = {**SMALL, **with_dtype}
             yield Group(
-                name=f"{letter}20", settings=settings, steps=20, layouts=("tp2", "sp2"), seeds=(0,), more=QUIET
+                name=f"{letter}20",
+                settings=settings,
+                steps=20,
+                layouts=("tp2", "sp2"),
+                seeds=(0,),
+                more=QUIET,
             )
         if name == "depth":
             yield Group(

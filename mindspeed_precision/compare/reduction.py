@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mindspeed_precision.align.layout import CanonicalRank
+from mindspeed_precision.align.shards import CanonicalRank
 from mindspeed_precision.dump.reader import RankRecords, Run
 from mindspeed_precision.record.sketch import unpack
 from mindspeed_precision.records import Phase, Placement, RecordKey, TensorRecord
@@ -126,4 +126,4 @@ def _order(key: RecordKey) -> tuple[int, int]:
 
 def _counts(rank: RankRecords, placement: Placement) -> bool:
     """Tell whether a rank's gradient is a term of the sum, and no copy of what another rank's is."""
-    return bool(placement.blocks) or bool(placement.partial) or rank.coordinates.tp_rank == 0
+    return bool(placement.splits) or bool(placement.partial) or rank.coordinates.tp_rank == 0

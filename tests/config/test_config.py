@@ -209,6 +209,7 @@ def test_settings_of_a_second_pass_that_are_none(text, words, tmp_path):
     with pytest.raises(ConfigError, match=re.escape(words)):
         load_settings(file)
 
+
 @pytest.mark.parametrize(("text", "size"), [("auto", None), ("1e-3", 1e-3), ("6.0e-8", 6e-8)])
 def test_noise_has_a_size(text, size):
     settings = load_settings(overrides=[f"perturb.epsilon={text}", "perturb.fqn=embedding.*"]).perturb

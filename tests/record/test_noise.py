@@ -12,7 +12,7 @@ from mindspeed_precision.compare.ulp import ulp_distance
 from mindspeed_precision.record.elements import UNIT_ROUNDOFF, to_bits, to_numbers
 from mindspeed_precision.record.noise import perturbed, signs
 from mindspeed_precision.record.placement import canonical_index, cut
-from mindspeed_precision.records import Part, Placement
+from mindspeed_precision.records import Part, Placement, Split
 
 FLOATS = ("float32", "bfloat16", "float16")
 
@@ -59,7 +59,7 @@ def test_shards_get_the_noise_of_the_whole(dim, size, seed):
     held = whole.bits.shape[dim] // size
     for rank in range(size):
         blocks = ((rank * held, held),)
-        placement = Placement(shape=(12, 6), dim=dim, blocks=blocks)
+        placement = Placement(shape=(12, 6), splits=(Split(dim=dim, blocks=blocks),))
         index = canonical_index(Part(placement=placement, start=0, stop=placement.local_numel))
         shard = HostTensor(bits=cut(whole.bits, placement), dtype="float32")
         moved = perturbed(shard, index, name="w", seed=seed, epsilon=None)
