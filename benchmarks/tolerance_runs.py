@@ -1,4 +1,4 @@
-"""The trainings behind docs/tolerance.md: healthy pairs in several layouts, and perturbed runs of their baselines.
+"""The trainings behind docs/tolerance.md: healthy pairs, and perturbed runs of their baselines.
 
 Every run is kept in a folder and is trained once: a second call measures what is there.
 """
