@@ -106,6 +106,8 @@ def vocabulary(facts: Facts) -> Iterable[Finding]:
         "tensor-parallel size is the same in both runs",
         explains=later,
     )
+
+
 @rule("config.perturbed")
 def perturbed(facts: Facts) -> Iterable[Finding]:
     """Say that a run was given noise on purpose: it is for ``compare --calibrate``, not to be judged."""
