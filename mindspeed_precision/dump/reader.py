@@ -111,6 +111,16 @@ class Run:
         found = self.manifest.get("framework")
         return str(found.get("name", "")) if isinstance(found, dict) else ""
 
+    @property
+    def perturbed(self) -> str:
+        """What noise its parameters were given (setting ``perturb``), in words; empty for none."""
+        settings = self.manifest.get("settings")
+        found = settings.get("perturb") if isinstance(settings, dict) else None
+        if not isinstance(found, dict) or not found.get("epsilon"):
+            return ""
+        named = "" if found.get("fqn", "*") == "*" else f" on {found['fqn']}"
+        return f"noise of epsilon={found['epsilon']}, seed {found.get('seed', 0)}{named}"
+
 
 def load_run(directory: str | Path) -> Run:
     """Read a run directory.
