@@ -148,6 +148,7 @@ class Settings:
     determinism: DeterminismSettings
     init_from: str
     vocab_size: int
+    reference: str
     remedies: tuple[str, ...]
     patches: PatchSettings
     refines: Mapping[Side, FirstRun]
@@ -214,6 +215,7 @@ class _Schema:
     determinism: _Determinism = field(default_factory=_Determinism)
     init_from: str = ""
     vocab_size: int = 0
+    reference: str = ""
     remedies: list[str] = field(default_factory=list)
     patches: _Patches = field(default_factory=_Patches)
     refines: _Refines = field(default_factory=_Refines)
@@ -362,6 +364,13 @@ def _freeze(plain: dict[str, Any]) -> Settings:
     capture = dict(plain["capture"])
     rules = tuple(_rule(rule, f"capture.rules[{index}]") for index, rule in enumerate(capture.pop("rules")))
     level = _level(capture.pop("level"), where="capture.level")
+    if plain["init_from"] and plain["reference"]:
+        raise ConfigError(
+            "two runs to begin with",
+            where="init_from",
+            found=f"init_from={plain['init_from']} reference={plain['reference']}",
+            expected="one of the two: a reference gives the initial parameters, too",
+        )
     return Settings(
         out=Path(plain["out"]),
         steps=NumberSet.parse(plain["steps"], where="steps"),
@@ -371,6 +380,7 @@ def _freeze(plain: dict[str, Any]) -> Settings:
         determinism=DeterminismSettings(**plain["determinism"]),
         init_from=plain["init_from"],
         vocab_size=_count(plain["vocab_size"], where="vocab_size"),
+        reference=plain["reference"],
         remedies=tuple(plain["remedies"]),
         patches=PatchSettings(
             search_path=tuple(plain["patches"]["search_path"]),

@@ -87,9 +87,9 @@ class Context:
         rounding = _ROUNDINGS * UNIT_ROUNDOFF.get(pair.candidate.dtype, 0.0)
 
         def below(step: int) -> float:
-            return rule.cancels_below + rule.cancels_growth * self.reach.through(step - 1)
+            return rule.cancels_below + rule.cancels_growth * self.reach.before(step)
 
-        noise = self.cancellation.noise_since_start(pair, below)
+        noise = self.cancellation.noise_since_start(pair, below, self.reach.start_of(pair.key.step))
         elements = self.cancellation.elements(pair)
         if elements is None:
             whole = noise is not None and bool(noise.all())
@@ -142,13 +142,22 @@ class Context:
         return metrics
 
 
-def make_context(baseline: Run, candidate: Run, pairs: Sequence[Pair], policy: Policy) -> Context | None:
-    """Read what the bounds of a policy depend on; None for a policy whose bounds depend on nothing."""
+def make_context(
+    baseline: Run,
+    candidate: Run,
+    pairs: Sequence[Pair],
+    policy: Policy,
+    forced: frozenset[int] = frozenset(),
+) -> Context | None:
+    """Read what the bounds of a policy depend on; None for a policy whose bounds depend on nothing.
+
+    ``forced`` are the steps that both runs began with one state.
+    """
     limits = [limit for rule in policy.rules for limit in (*rule.limits, *rule.without_elements)]
     if not any(limit.growth for limit in limits) and not any(rule.cancels_below for rule in policy.rules):
         return None
     return Context(
-        reach=reach_of((baseline, candidate)),
+        reach=reach_of((baseline, candidate), forced),
         cancellation=Cancellation(baseline, candidate, pairs),
         gains=Gains(baseline, candidate, pairs),
         model=_model_dtype(candidate),

@@ -173,7 +173,7 @@ def limits_for(
     Where sketches decide a bound on the elements, it takes the place of the one on the norm; of a sum over
     ranks, which has no statistics, that of all others.
     """
-    reach = context.reach.before(pair.key) if context is not None else 0.0
+    reach = context.reach.before(pair.key.step) if context is not None else 0.0
     limits = tuple(limit.after(reach) for limit in rule.limits)
     if all(limit.metric in metrics for limit in limits):
         return limits
