@@ -123,11 +123,12 @@ def test_versions_of_the_core_take_a_state(version, record):
 
 
 @pytest.mark.long
-def test_two_faults_are_two_origins_on_pipeline_stages(record):
+@pytest.mark.parametrize("split", [{"pp": 2}, {"tp": 2}], ids=["PP2", "TP2"])
+def test_two_faults_are_two_origins_in_another_layout(split, record):
     """The second is seen although the first, before it, changes all that it is computed from."""
     more = ("capture.level=tensor",)
     baseline = record(1, more=more, **MODEL)
-    candidate = record(2, more=more, start=baseline, plant="forward_and_rows", pp=2, **MODEL)
+    candidate = record(2, more=more, start=baseline, plant="forward_and_rows", **split, **MODEL)
     diagnosis = compare_runs(baseline, candidate)
     first = diagnosis.first_divergence
     assert (first.key.phase, first.key.fqn, first.key.step) == (Phase.FPROP, "decoder.layers.0.mlp", 0)
