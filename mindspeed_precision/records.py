@@ -631,13 +631,14 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """A record that diverges while nothing it consumed does, with every rank on which it does.
+    """A record that diverges while nothing it consumed does, or that shows a fault of its own beside that.
 
     Attributes:
         comparison: the comparison on the first such rank.
         ranks: all ranks on which this key is an origin, ascending.
         propagated: number of later divergent records that its divergence explains.
         inputs: what it consumed and how that compares, in one phrase.
+        own: where what it consumed diverges, too: by what it shows a fault of its own; else empty.
         held_by: the candidate's ranks that hold it, where the runs have different parallel layouts.
     """
 
@@ -645,6 +646,7 @@ class Origin:
     ranks: tuple[int, ...]
     propagated: int = 0
     inputs: str = ""
+    own: str = ""
     held_by: tuple[int, ...] = ()
 
     @property
