@@ -154,8 +154,8 @@ class OwnFaults:
         if change is None or abs(change.change - usual) <= _GAIN_CHANGE + change.error:
             return ""
         return (
-            f"the candidate's reduction multiplies it by {1 + change.change:.6f} times what the baseline's does, "
-            f"most gradients by {1 + usual:.6f} times"
+            f"the candidate's reduction multiplies it by {1 + change.change:.6f} times what the baseline's "
+            f"does, most gradients by {1 + usual:.6f} times"
         )
 
     def _median(self, step: int, reduced: Iterable[Node]) -> float:
