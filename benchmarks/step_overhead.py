@@ -38,6 +38,8 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "statistics": ("capture.level=statistics",),
     "sketch": ("capture.level=sketch",),
     "tensor": ("capture.level=tensor",),
+    "tensor, no queue": ("capture.level=tensor", "write_queue_mib=0"),
+    "statistics, no queue": ("capture.level=statistics", "write_queue_mib=0"),
 }
 BARE = "bare step"
 WARM_UP = 1

@@ -148,6 +148,7 @@ class Settings:
     determinism: DeterminismSettings
     init_from: str
     vocab_size: int
+    write_queue_mib: int
     remedies: tuple[str, ...]
     patches: PatchSettings
     refines: Mapping[Side, FirstRun]
@@ -214,6 +215,7 @@ class _Schema:
     determinism: _Determinism = field(default_factory=_Determinism)
     init_from: str = ""
     vocab_size: int = 0
+    write_queue_mib: int = 1024
     remedies: list[str] = field(default_factory=list)
     patches: _Patches = field(default_factory=_Patches)
     refines: _Refines = field(default_factory=_Refines)
@@ -371,6 +373,7 @@ def _freeze(plain: dict[str, Any]) -> Settings:
         determinism=DeterminismSettings(**plain["determinism"]),
         init_from=plain["init_from"],
         vocab_size=_count(plain["vocab_size"], where="vocab_size"),
+        write_queue_mib=_count(plain["write_queue_mib"], where="write_queue_mib"),
         remedies=tuple(plain["remedies"]),
         patches=PatchSettings(
             search_path=tuple(plain["patches"]["search_path"]),

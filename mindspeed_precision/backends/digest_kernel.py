@@ -36,11 +36,14 @@ BASE_FLAGS = ("-std=c11", "-O3", "-ffp-contract=off", "-fno-strict-aliasing", "-
 TARGET_FLAGS = (("-march=native", "-mprefer-vector-width=512"), ("-march=native",), ("-mcpu=native",), ())
 """Tried in turn: not every compiler knows each on every processor."""
 
-_INTEGERS, _FLOATS, _BINS = 5, 4, 256
-_EXPONENTS = _INTEGERS + _FLOATS
-_SKETCH = _EXPONENTS + _BINS
-_STATISTICS, _WITH_SKETCH = 1, 2
-_WORDS, _WORDS_WITH_SKETCH = ctypes.c_uint64 * _SKETCH, ctypes.c_uint64 * (_SKETCH + BUCKETS)
+INTEGERS, _FLOATS, _BINS = 5, 4, 256
+EXPONENTS = INTEGERS + _FLOATS
+SKETCH = EXPONENTS + _BINS
+WORDS = SKETCH + BUCKETS
+STATISTICS, WITH_SKETCH = 1, 2
+"""Words of a result: ``INTEGERS`` integers, numbers up to ``EXPONENTS``, bins up to ``SKETCH``, buckets."""
+
+_WORDS, _WORDS_WITH_SKETCH = ctypes.c_uint64 * SKETCH, ctypes.c_uint64 * WORDS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +83,22 @@ BY_TABLE, BITS_ONLY = 5, 0
 MAX_DIMS = 64
 
 
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+class Geometry:
+    """Where the elements of a tensor lie, relative to the first, and how they are read.
+
+    Attributes:
+        numel: elements.
+        numbers: they have statistics.
+        sketch: they may have a sketch.
+    """
+
+    numel: int
+    numbers: bool
+    sketch: bool
+    arguments: tuple[object, ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class HostSums:
     """What the kernel found, not yet put into words.
@@ -100,12 +119,12 @@ class HostSums:
         """Return the digest."""
         if not self.numel:
             return Digest(fingerprint=0, unordered=0, statistics=EMPTY if self.statistics else None)
-        ordered, unordered, zeros, nans, infs = self.words[:_INTEGERS]
+        ordered, unordered, zeros, nans, infs = self.words[:INTEGERS]
         if not self.statistics:
             return Digest(fingerprint=ordered, unordered=unordered)
         words = np.frombuffer(memoryview(self.words), np.uint64)
-        low, high, total, squares = words[_INTEGERS:_EXPONENTS].view(np.float64).tolist()
-        histogram = words[_EXPONENTS:_SKETCH]
+        low, high, total, squares = words[INTEGERS:EXPONENTS].view(np.float64).tolist()
+        histogram = words[EXPONENTS:SKETCH]
         bins = histogram.nonzero()[0]
         finite = self.numel - nans - infs
         moments = Statistics(
@@ -118,7 +137,7 @@ class HostSums:
             infs=infs,
             exponents=dict(zip(bins.tolist(), histogram[bins].tolist(), strict=True)),
         )
-        sketch = pack(words[_SKETCH:].view(np.float64), roundoff=ROUNDOFF) if self.sketch else None
+        sketch = pack(words[SKETCH:].view(np.float64), roundoff=ROUNDOFF) if self.sketch else None
         return Digest(fingerprint=ordered, unordered=unordered, statistics=moments, sketch=sketch)
 
 
@@ -174,7 +193,7 @@ class DigestKernel:
         words = _WORDS_WITH_SKETCH() if sketch else _WORDS()
         vector = ctypes.c_int64 * dims
         table = None if reading.table is None else reading.table.ctypes.data
-        wanted = (_STATISTICS if statistics else 0) | (_WITH_SKETCH if sketch else 0)
+        wanted = (STATISTICS if statistics else 0) | (WITH_SKETCH if sketch else 0)
         failed = self._digest(
             address,
             dims,
@@ -188,6 +207,25 @@ class DigestKernel:
         )
         assert not failed
         return HostSums(words=words, numel=math.prod(shape), statistics=statistics, sketch=sketch)
+
+    def geometry(self, shape: Sequence[int], strides: Sequence[int], reading: Reading) -> Geometry:
+        """Return what the kernel must know of tensors of a shape, strides and element type."""
+        vector, numel = ctypes.c_int64 * len(shape), math.prod(shape)
+        table = None if reading.table is None else reading.table.ctypes.data
+        arguments = (len(shape), vector(*shape), vector(*strides), reading.width, reading.kind, table)
+        numbers = reading.kind != BITS_ONLY
+        return Geometry(
+            numel=numel,
+            numbers=numbers,
+            sketch=numbers and reading.floating and numel > 1,
+            arguments=arguments,
+        )
+
+    def into(self, address: int, geometry: Geometry, wanted: int, out: int) -> None:
+        """Digest the tensor at ``address`` into the memory at ``out``."""
+        dims, shape, strides, width, kind, table = geometry.arguments
+        failed = self._digest(address, dims, shape, strides, width, kind, wanted, table, out)
+        assert not failed
 
     def agrees(self) -> bool:
         """Tell whether it gives the numbers of the definition, on a few tensors of every type."""
