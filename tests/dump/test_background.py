@@ -158,7 +158,7 @@ def test_a_step_that_the_framework_ran_twice_keeps_both_files(tmp_path, writer, 
 def test_a_full_disk_is_said_once_and_what_was_whole_stays_readable(tmp_path, writer, ending):
     write(writer, 0)
     writer._jobs.finish()
-    whole, writer._file = writer._file, Path("/dev/full").open("wb", buffering=0)
+    whole, writer._file = writer._file, Path("/dev/full").open("wb", buffering=0)  # noqa: SIM115
     whole.close()
     write(writer, 1)
     writer._jobs.finish()
