@@ -59,7 +59,7 @@ export MSP_MCORE ?= $(CURDIR)/$(MCORE)
 export MSP_MINDSPORE_PYTHON ?= $(CURDIR)/$(MINDSPORE)/bin/python
 export MSP_MINDSPORE_NATIVE_PYTHON ?= $(CURDIR)/$(NATIVE)/bin/python
 
-.PHONY: help demo demo-mindspore test lint fast matrix mindspore mindspeed long layouts bench framework-free oldest newest clean
+.PHONY: help demo demo-mindspore test lint fast matrix mindspore mindspeed long layouts bench calibration tolerance-figures framework-free oldest newest clean
 
 help:
 	@sed -n 's/^# make/make/p; s/^\([a-z-]*\):.*## /make \1\t/p' Makefile | expand -t 21
@@ -109,6 +109,17 @@ bench: $(VENV)/.dev $(MSPROBE)/.ready $(MCORE)/$(DEMO_MCORE)/megatron/core/packa
 	@export PYTHONPATH="$(CURDIR):$(MSP_MCORE)/$(DEMO_MCORE)$${PYTHONPATH:+:$$PYTHONPATH}"
 	$(BIN)/python -W ignore benchmarks/digest_throughput.py
 	MSP_MSPROBE_PYTHON="$(CURDIR)/$(MSPROBE)/bin/python" $(BIN)/python -W ignore benchmarks/step_overhead.py $(ARGS)
+
+# RUNS keeps what is trained: a second call only measures.
+RUNS ?= build/tolerance-runs
+calibration: $(VENV)/.dev $(MCORE)/$(DEMO_MCORE)/megatron/core/package_info.py ## healthy pairs against perturbed runs: what docs/tolerance.md says (up to an hour)
+	@export PYTHONPATH="$(CURDIR):$(MSP_MCORE)/$(DEMO_MCORE)$${PYTHONPATH:+:$$PYTHONPATH}"
+	$(BIN)/python -W ignore benchmarks/tolerance.py ratios $(RUNS)
+
+tolerance-figures: $(VENV)/.dev $(MCORE)/$(DEMO_MCORE)/megatron/core/package_info.py ## docs/figures: error growth by depth and by step (up to an hour)
+	@$(PIP) install -e '.[figures]'
+	export PYTHONPATH="$(CURDIR):$(MSP_MCORE)/$(DEMO_MCORE)$${PYTHONPATH:+:$$PYTHONPATH}"
+	$(BIN)/python -W ignore benchmarks/tolerance.py figures $(RUNS) docs/figures
 
 framework-free: oldest newest ## both of the next two
 

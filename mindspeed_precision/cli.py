@@ -42,6 +42,14 @@ def build_parser() -> argparse.ArgumentParser:
         help="names and conventions that differ between the runs (docs/mapping.md); may be repeated",
     )
     compare.add_argument(
+        "--calibrate",
+        metavar="RUN",
+        action="append",
+        default=[],
+        help="a run of the baseline with perturbed parameters (perturb.epsilon=auto): tolerances are a "
+        "multiple of what rounding did there (docs/tolerance.md); may be repeated",
+    )
+    compare.add_argument(
         "--out", metavar="DIR", help="where to write the report (`compare` beside CANDIDATE)"
     )
     compare.add_argument(
@@ -130,6 +138,7 @@ def _compare(arguments: argparse.Namespace) -> int:
         arguments.candidate,
         policy=arguments.policy,
         mapping=arguments.mapping,
+        calibrate=arguments.calibrate,
         replay=not arguments.no_replay,
     )
     out = arguments.out or Path(arguments.candidate).absolute().parent / "compare"

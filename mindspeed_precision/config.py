@@ -136,6 +136,39 @@ class PatchSettings:
     allow_external: bool
 
 
+AUTO = "auto"
+"""The unit roundoff of each parameter's dtype."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerturbSettings:
+    """Noise on the initial parameters (``configs/default.yaml``).
+
+    Attributes:
+        epsilon: its relative size; ``auto``: one rounding of the dtype; empty: none.
+        seed: of its signs.
+        fqn: shell pattern of the parameters that get it.
+    """
+
+    epsilon: str
+    seed: int
+    fqn: str
+
+    @property
+    def enabled(self) -> bool:
+        """Whether there is any."""
+        return bool(self.epsilon)
+
+    @property
+    def size(self) -> float | None:
+        """Its relative size; None: one rounding of the dtype."""
+        return None if self.epsilon == AUTO else float(self.epsilon)
+
+    def applies(self, name: str) -> bool:
+        """Tell whether a parameter gets it."""
+        return fnmatchcase(name, self.fqn)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """Every setting of a run, frozen."""
@@ -149,6 +182,7 @@ class Settings:
     init_from: str
     vocab_size: int
     write_queue_mib: int
+    perturb: PerturbSettings
     remedies: tuple[str, ...]
     patches: PatchSettings
     refines: Mapping[Side, FirstRun]
@@ -188,6 +222,13 @@ class _Determinism:
 
 
 @dataclass
+class _Perturb:
+    epsilon: str = ""
+    seed: int = 0
+    fqn: str = "*"
+
+
+@dataclass
 class _Patches:
     search_path: list[str] = field(default_factory=list)
     allow_external: bool = False
@@ -216,6 +257,7 @@ class _Schema:
     init_from: str = ""
     vocab_size: int = 0
     write_queue_mib: int = 1024
+    perturb: _Perturb = field(default_factory=_Perturb)
     remedies: list[str] = field(default_factory=list)
     patches: _Patches = field(default_factory=_Patches)
     refines: _Refines = field(default_factory=_Refines)
@@ -351,6 +393,23 @@ def _rule(plain: dict[str, Any], where: str) -> CaptureRule:
     )
 
 
+def _perturb(plain: dict[str, Any]) -> PerturbSettings:
+    text = str(plain["epsilon"]).strip()
+    if text and text != AUTO:
+        try:
+            usable = 0 < float(text) < 1
+        except ValueError:
+            usable = False
+        if not usable:
+            raise ConfigError(
+                "not a relative size of noise",
+                where="perturb.epsilon",
+                found=repr(text),
+                expected=f'"{AUTO}", a number between 0 and 1, or nothing',
+            )
+    return PerturbSettings(epsilon=text, seed=plain["seed"], fqn=plain["fqn"])
+
+
 def capture_rules(source: object) -> tuple[CaptureRule, ...]:
     """Return the rules in the settings that a run noted; none where they are not those of this version."""
     capture = source.get("capture") if isinstance(source, dict) else None
@@ -374,6 +433,7 @@ def _freeze(plain: dict[str, Any]) -> Settings:
         init_from=plain["init_from"],
         vocab_size=_count(plain["vocab_size"], where="vocab_size"),
         write_queue_mib=_count(plain["write_queue_mib"], where="write_queue_mib"),
+        perturb=_perturb(plain["perturb"]),
         remedies=tuple(plain["remedies"]),
         patches=PatchSettings(
             search_path=tuple(plain["patches"]["search_path"]),

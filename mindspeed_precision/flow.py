@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mindspeed_precision.align import Mapping, align, load_mapping, own_names
+from mindspeed_precision.calibrating import calibration_of, tolerant
 from mindspeed_precision.compare import Policy, default_policy, load_policy
 from mindspeed_precision.diagnose import (
     First,
@@ -27,6 +28,7 @@ def compare_runs(
     *,
     policy: str | Policy | None = None,
     mapping: Sequence[str | Path | Mapping] = (),
+    calibrate: Sequence[str | Path | Run] = (),
     replay: bool = True,
 ) -> Diagnosis:
     """Compare two runs, and say where and why they first differ.
@@ -38,6 +40,8 @@ def compare_runs(
             for two runs of one framework and one parallel layout, ``cross_framework`` for runs of different
             frameworks, ``cross_layout`` for runs of one framework and different layouts.
         mapping: mapping files for what the runs name differently, or loaded ones; applied in order.
+        calibrate: runs of the baseline with perturbed parameters (setting ``perturb``): how far they are from
+            it bounds the candidate. ``cross_layout`` then stands for the default ``exact``.
         replay: recompute a divergent dW from its captured operands, where torch is installed.
 
     Returns:
@@ -46,7 +50,7 @@ def compare_runs(
     Raises:
         DumpError: a run cannot be read.
         IncomparableError: the runs do not answer the same question.
-        ConfigError: there is no such policy, or a mapping file is none.
+        ConfigError: there is no such policy, a mapping file is none, or nothing can be calibrated.
     """
     maps = [one if isinstance(one, Mapping) else load_mapping(one) for one in mapping]
     one = baseline if isinstance(baseline, Run) else load_run(baseline)
@@ -55,7 +59,12 @@ def compare_runs(
     aligned = align(one, two, maps)
     if chosen is None:
         chosen = default_policy(one.framework, two.framework, aligned.layouts)
-    facts = gather_facts(aligned.baseline, aligned.candidate, aligned, policy=chosen)
+    calibration = None
+    if calibrate:
+        chosen = tolerant(chosen, asked=policy is not None)
+        perturbed = [run if isinstance(run, Run) else load_run(run) for run in calibrate]
+        calibration = calibration_of(one, two, perturbed, policy=chosen, mappings=maps)
+    facts = gather_facts(aligned.baseline, aligned.candidate, aligned, policy=chosen, calibration=calibration)
     findings = find_causes(facts)
     if replay:
         findings = prove_by_replay(facts, findings)

@@ -138,6 +138,10 @@ class Session:
             from mindspeed_precision.equal_start import start_from
 
             start_from(self.settings.init_from, chunks, optimizer)
+        if self.settings.perturb.enabled:
+            from mindspeed_precision.perturbation import perturb
+
+            perturb(self.settings.perturb, chunks, optimizer)
         recording = Recording.open(
             chunks, optimizer, self.settings, label=self.label, created=_now(), audit=self._audit()
         )

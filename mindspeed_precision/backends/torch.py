@@ -15,15 +15,15 @@ from numpy.typing import NDArray
 from mindspeed_precision.backends.base import Form, HostTensor
 from mindspeed_precision.backends.digest_kernel import (
     MAX_DIMS,
-    DigestKernel,
     Geometry,
     Reading,
     digest_kernel,
     reading_of,
 )
-from mindspeed_precision.backends.host_digests import HostDigest, HostDigests, digests_of
-from mindspeed_precision.backends.torch_digest import ELEMENTS, Sums, element_of, sums_of
+from mindspeed_precision.backends.host_digests import HostDigest, HostDigests, finished
+from mindspeed_precision.backends.torch_digest import ELEMENTS, Sums, element_of, require_part, sums_of
 from mindspeed_precision.errors import PrecisionError
+from mindspeed_precision.record.placement import runs_of
 from mindspeed_precision.record.sketch import BUCKETS, ROUNDOFF, SINGLE_ROUNDOFF, pack
 from mindspeed_precision.record.statistics import EMPTY
 from mindspeed_precision.records import Digest, Layout, Part, Sketch, Statistics
@@ -86,19 +86,22 @@ class TorchBackend:
             PrecisionError: the tensor cannot be read as dense elements of a known type.
         """
         if self._host is not None and tensor.is_cpu and tensor.dim() < MAX_DIMS:
-            return _host_digest(self._host, tensor, statistics=statistics, sketch=sketch)
+            return _host_digest(self._host, tensor, None, statistics=statistics, sketch=sketch)
         # inference mode: nothing of what follows is recorded by autograd or counted as a write
         with torch.inference_mode():
             return sums_of(_readable(tensor), statistics=statistics, sketch=sketch)
 
     def begin_placed_digest(
         self, tensor: torch.Tensor, part: Part, *, statistics: bool, sketch: bool = False
-    ) -> Sums:
+    ) -> Sums | HostDigest:
         """Enqueue the digest of a part of a canonical tensor, with its elements numbered as they are there.
 
         Raises:
             PrecisionError: as ``begin_digest``; or the tensor does not have the part's number of elements.
         """
+        require_part(tensor, part)
+        if self._host is not None and tensor.is_cpu and tensor.dim() < MAX_DIMS:
+            return _host_digest(self._host, tensor, part, statistics=statistics, sketch=sketch)
         with torch.inference_mode():
             return sums_of(_readable(tensor), statistics=statistics, sketch=sketch, part=part)
 
@@ -106,7 +109,7 @@ class TorchBackend:
         """Wait once per device and return the digests."""
         taken = [handle for handle in handles if isinstance(handle, HostDigest)]
         if len(taken) == len(handles):
-            return digests_of(taken)
+            return finished(taken)
         by_device: dict[torch.device, dict[int, Sums]] = {}
         for place, handle in enumerate(handles):
             if isinstance(handle, Sums):
@@ -114,7 +117,7 @@ class TorchBackend:
         digests: dict[int, Digest] = {}
         for device, sums in by_device.items():
             digests.update(zip(sums, _finish(device, list(sums.values())), strict=True))
-        others = iter(digests_of(taken))
+        others = iter(finished(taken))
         return [digests[place] if place in digests else next(others) for place in range(len(handles))]
 
     def snapshot(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -164,19 +167,19 @@ def _form(
     return Form(shape=tuple(shape), dtype=str(dtype).removeprefix("torch."), layout=layout)
 
 
-@lru_cache(maxsize=8192)
-def _geometry(
-    kernel: DigestKernel, dtype: torch.dtype, shape: torch.Size, stride: tuple[int, ...]
-) -> Geometry:
-    return kernel.geometry(shape, stride, _reading(dtype))
+@lru_cache(maxsize=2048)
+def _geometry(dtype: torch.dtype, shape: torch.Size, stride: tuple[int, ...], part: Part | None) -> Geometry:
+    return Geometry(shape, stride, _reading(dtype), runs=None if part is None else runs_of(part))
 
 
-def _host_digest(host: HostDigests, tensor: torch.Tensor, *, statistics: bool, sketch: bool) -> HostDigest:
+def _host_digest(
+    host: HostDigests, tensor: torch.Tensor, part: Part | None, *, statistics: bool, sketch: bool
+) -> HostDigest:
     if not _plain(tensor):
         with torch.inference_mode():
             tensor = _readable(tensor)
             tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    geometry = _geometry(host.kernel, tensor.dtype, tensor.shape, tensor.stride())
+    geometry = _geometry(tensor.dtype, tensor.shape, tensor.stride(), part)
     return host.take(tensor.data_ptr(), geometry, statistics=statistics, sketch=sketch)
 
 

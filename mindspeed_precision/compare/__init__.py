@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from mindspeed_precision.compare.calibration import Calibration, calibrate
 from mindspeed_precision.compare.context import Context, make_context
 from mindspeed_precision.compare.policy import (
     CROSS_POLICY,
     DEFAULT_POLICY,
+    LAYOUT_POLICY,
     Policy,
     default_policy,
     load_policy,
@@ -16,8 +18,11 @@ from mindspeed_precision.compare.verdict import compare_pair
 __all__ = [
     "CROSS_POLICY",
     "DEFAULT_POLICY",
+    "LAYOUT_POLICY",
+    "Calibration",
     "Context",
     "Policy",
+    "calibrate",
     "compare_pair",
     "default_policy",
     "load_policy",

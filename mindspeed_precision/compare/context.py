@@ -11,17 +11,17 @@ from fnmatch import fnmatchcase
 import numpy as np
 from numpy.typing import NDArray
 
+from mindspeed_precision.compare.calibration import Calibration
 from mindspeed_precision.compare.cancellation import GRADIENT_ROLES, Cancellation
+from mindspeed_precision.compare.depth import Depth, depth_of
 from mindspeed_precision.compare.estimates import estimate
 from mindspeed_precision.compare.gain import Gains
 from mindspeed_precision.compare.metrics import Metrics
 from mindspeed_precision.compare.policy import Policy, RecordRule
 from mindspeed_precision.compare.reach import Reach, reach_of
 from mindspeed_precision.dump.reader import Run
+from mindspeed_precision.record.elements import UNIT_ROUNDOFF
 from mindspeed_precision.records import Pair, Phase, Role
-
-UNIT_ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
-"""Relative error of one rounding to nearest, by dtype."""
 
 _ROUNDINGS = 4
 """Roundings of a parameter in one update: decay, product, sum, cast."""
@@ -38,15 +38,19 @@ class Context:
 
     Attributes:
         reach: how far the optimizer can have moved a parameter.
+        depth: how much rounding a record has behind it.
         cancellation: which gradients are noise.
         gains: what the reduction multiplies gradients by.
         model: dtype of the parameters of the candidate; empty where it declared none.
+        calibration: bounds that take the place of the policy's; None: no perturbed run was given.
     """
 
     reach: Reach
+    depth: Depth
     cancellation: Cancellation
     gains: Gains
     model: str
+    calibration: Calibration | None = None
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -142,16 +146,27 @@ class Context:
         return metrics
 
 
-def make_context(baseline: Run, candidate: Run, pairs: Sequence[Pair], policy: Policy) -> Context | None:
+def make_context(
+    baseline: Run,
+    candidate: Run,
+    pairs: Sequence[Pair],
+    policy: Policy,
+    calibration: Calibration | None = None,
+) -> Context | None:
     """Read what the bounds of a policy depend on; None for a policy whose bounds depend on nothing."""
-    limits = [limit for rule in policy.rules for limit in (*rule.limits, *rule.without_elements)]
-    if not any(limit.growth for limit in limits) and not any(rule.cancels_below for rule in policy.rules):
+    fixed = not any(limit.growth or limit.rounding for limit in policy.limits) and not any(
+        r.cancels_below for r in policy.rules
+    )
+    if fixed and calibration is None:
         return None
+    model = _model_dtype(candidate)
     return Context(
         reach=reach_of((baseline, candidate)),
+        depth=depth_of(baseline, model),
         cancellation=Cancellation(baseline, candidate, pairs),
         gains=Gains(baseline, candidate, pairs),
-        model=_model_dtype(candidate),
+        model=model,
+        calibration=calibration,
     )
 
 

@@ -34,18 +34,28 @@ class Limit:
         metric: a name of ``compare.metrics``.
         minimum: smallest value that is aligned.
         maximum: largest value that is aligned, where both runs start alike.
-        growth: added to ``maximum`` times the reach of the optimizer (``compare.reach``): rounding noise that
-            went through an update.
+        rounding: added to ``maximum`` times the rounding that a record has behind it (``compare.depth``).
+        growth: added to it times the reach of the optimizer (``compare.reach``): rounding noise that went
+            through an update.
+        source: where the bound comes from, if not from the policy: ``calibrated``.
     """
 
     metric: str
     minimum: float = -math.inf
     maximum: float = math.inf
+    rounding: float = 0.0
     growth: float = 0.0
+    source: str = ""
 
-    def after(self, reach: float) -> Limit:
-        """Return the bound for a record that was computed after updates of this reach."""
-        return replace(self, maximum=self.maximum + self.growth * reach, growth=0.0)
+    def at(self, *, reach: float, unit: float) -> Limit:
+        """Return the bound for a record.
+
+        Args:
+            reach: of the updates before it.
+            unit: of rounding that it has behind it.
+        """
+        maximum = self.maximum + self.rounding * unit + self.growth * reach
+        return replace(self, maximum=maximum, rounding=0.0, growth=0.0)
 
     def holds(self, value: float) -> bool:
         """Tell whether ``value`` is within the bound; NaN never is."""
@@ -53,11 +63,9 @@ class Limit:
 
     def describe(self) -> str:
         """Return the bound as a person would write it."""
-        return (
-            f"{self.metric} >= {self.minimum:g}"
-            if self.maximum == math.inf
-            else f"{self.metric} <= {self.maximum:g}"
-        )
+        least = self.maximum == math.inf
+        said = f"{self.metric} >= {self.minimum:g}" if least else f"{self.metric} <= {self.maximum:g}"
+        return f"{said} ({self.source})" if self.source else said
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +134,11 @@ class Policy:
     why: str = ""
 
     @property
+    def limits(self) -> tuple[Limit, ...]:
+        """Every bound on a record."""
+        return tuple(limit for rule in self.rules for limit in (*rule.limits, *rule.without_elements))
+
+    @property
     def exact(self) -> bool:
         """Whether only equal bits are aligned."""
         return not self.rules
@@ -151,6 +164,7 @@ class _Limit:
     metric: str = ""
     minimum: float = -math.inf
     maximum: float = math.inf
+    rounding: float = 0.0
     growth: float = 0.0
 
 

@@ -140,10 +140,10 @@ def _regained(pair: Pair, rule: RecordRule, metrics: Metrics, context: Context |
     gain = context.gains.change(pair) if context is not None and rule.max_gain_change else None
     if gain is None:
         return ""
-    metrics["gain_change"] = gain
-    if abs(gain) <= rule.max_gain_change:
+    metrics["gain_change"] = gain.change
+    if abs(gain.change) <= rule.max_gain_change + gain.error:
         return ""
-    said = f"the reduction multiplies it by {1 + gain:.6f} times what the baseline's does"
+    said = f"the reduction multiplies it by {1 + gain.change:.6f} times what the baseline's does"
     return f"{said}, allowed is a change of {rule.max_gain_change:g}"
 
 
@@ -173,12 +173,11 @@ def limits_for(
     Where sketches decide a bound on the elements, it takes the place of the one on the norm; of a sum over
     ranks, which has no statistics, that of all others.
     """
-    reach = context.reach.before(pair.key) if context is not None else 0.0
-    limits = tuple(limit.after(reach) for limit in rule.limits)
+    limits = tuple(_bound(limit, pair, context) for limit in rule.limits)
     if all(limit.metric in metrics for limit in limits):
         return limits
     without = tuple(
-        limit.after(reach)
+        _bound(limit, pair, context)
         for limit in rule.without_elements
         if limit.metric not in BOUNDED or limit.metric in metrics
     )
@@ -191,6 +190,15 @@ def limits_for(
     ):
         return (estimated,)  # of a sum over ranks the sketch is all that is known
     return tuple(estimated if limit.metric in _BY_NORM else limit for limit in without)
+
+
+def _bound(limit: Limit, pair: Pair, context: Context | None) -> Limit:
+    """Return a bound of the policy for one pair, or the calibrated one that takes its place."""
+    if context is None:
+        return limit.at(reach=0.0, unit=0.0)
+    unit = context.depth.unit(pair.key, pair.candidate.dtype)
+    bound = limit.at(reach=context.reach.before(pair.key), unit=unit)
+    return bound if context.calibration is None else context.calibration.apply(pair, bound)
 
 
 def _verdict(

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from mindspeed_precision.align.match import Alignment
-from mindspeed_precision.compare import Policy, compare_pair, make_context
+from mindspeed_precision.compare import Calibration, Policy, compare_pair, make_context
 from mindspeed_precision.compare.cancellation import GRADIENT_ROLES
 from mindspeed_precision.compare.verdict import CANCELS, direction_unseen, order_unseen
 from mindspeed_precision.diagnose.coverage import coverage_of
@@ -35,17 +35,33 @@ from mindspeed_precision.records import (
 _GRADIENTS = {Role.WGRAD, Role.BGRAD, Role.REDUCED_GRAD}
 
 
-def gather_facts(baseline: Run, candidate: Run, alignment: Alignment, *, policy: Policy) -> Facts:
+def gather_facts(
+    baseline: Run,
+    candidate: Run,
+    alignment: Alignment,
+    *,
+    policy: Policy,
+    calibration: Calibration | None = None,
+) -> Facts:
     """Compare every pair and find where divergences start.
+
+    Args:
+        baseline: the run to agree with.
+        candidate: the run that is examined.
+        alignment: of the two.
+        policy: what counts as aligned.
+        calibration: bounds that take the place of the policy's.
 
     Raises:
         DumpError: a payload that an index promises cannot be read.
     """
-    context = make_context(baseline, candidate, alignment.pairs, policy)
+    context = make_context(baseline, candidate, alignment.pairs, policy, calibration)
     comparisons = [
         compare_pair(pair, policy=policy, baseline=baseline, candidate=candidate, context=context)
         for pair in alignment.pairs
     ]
+    notes = list(context.notes) if context is not None else []
+    notes += calibration.notes(comparisons) if calibration is not None else []
     comparisons += _missing_gradients(baseline, candidate, alignment)
     coordinates = {rank: candidate.ranks[rank].coordinates for rank in alignment.ranks}
     nodes = [make_node(comparison, coordinates[comparison.pair.rank]) for comparison in comparisons]
@@ -57,7 +73,7 @@ def gather_facts(baseline: Run, candidate: Run, alignment: Alignment, *, policy:
         policy=policy,
         graph=graph,
         origins=find_origins(graph),
-        notes=context.notes if context is not None else (),
+        notes=tuple(notes),
     )
 
 

@@ -18,6 +18,7 @@ from mindspeed_precision.dump.format import (
     DIGEST_ALGORITHM,
     FINDINGS,
     FINDINGS_KEYS,
+    FINGERPRINT,
     INDEX,
     MANIFEST,
     READABLE,
@@ -50,6 +51,7 @@ class RankRecords:
         complete: the rank ended as planned.
         findings: what this rank found while it ran, if it is not in the manifest.
         notes: what a reader must know of this rank.
+        fingerprint: definition of the records' fingerprints.
     """
 
     directory: Path
@@ -61,6 +63,7 @@ class RankRecords:
     complete: bool
     findings: tuple[Any, ...] = ()
     notes: tuple[str, ...] = ()
+    fingerprint: str = FINGERPRINT
     _files: dict[str, PayloadFile] = field(default_factory=dict, compare=False, repr=False)
 
     def holds(self, fqn: str) -> bool:
@@ -107,6 +110,16 @@ class Run:
         """Name of the framework that computed the run; empty where its manifest names none."""
         found = self.manifest.get("framework")
         return str(found.get("name", "")) if isinstance(found, dict) else ""
+
+    @property
+    def perturbed(self) -> str:
+        """What noise its parameters were given (setting ``perturb``), in words; empty for none."""
+        settings = self.manifest.get("settings")
+        found = settings.get("perturb") if isinstance(settings, dict) else None
+        if not isinstance(found, dict) or not found.get("epsilon"):
+            return ""
+        named = "" if found.get("fqn", "*") == "*" else f" on {found['fqn']}"
+        return f"noise of epsilon={found['epsilon']}, seed {found.get('seed', 0)}{named}"
 
 
 def load_run(directory: str | Path) -> Run:
@@ -199,6 +212,7 @@ class _Index:
     path: Path
     coordinates: RankCoordinates | None = None
     schema: int = SCHEMA
+    fingerprint: str = FINGERPRINT
     parameters: list[ParameterDeclaration] = field(default_factory=list)
     records: list[TensorRecord] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
@@ -215,6 +229,7 @@ class _Index:
             raise DumpError("a header is the first line and no other", where=where)
         if isinstance(line, Header):
             self.coordinates, self.schema = line.coordinates, line.schema
+            self.fingerprint = line.fingerprint
         elif isinstance(line, Parameters):
             self.parameters += line.parameters
         elif isinstance(line, PlaceDeclaration):
@@ -290,6 +305,7 @@ def _load_rank(directory: Path) -> RankRecords | None:
         complete=complete,
         findings=_load_findings(directory / FINDINGS),
         notes=tuple(_notes(index, torn=bool(torn), complete=complete)),
+        fingerprint=index.fingerprint,
     )
 
 

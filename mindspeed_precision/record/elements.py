@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 from mindspeed_precision.backends.base import HostTensor
 from mindspeed_precision.errors import IncomparableError
 
+UNIT_ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
+"""Relative error of one rounding to nearest, by dtype."""
+
 _NATIVE = {
     "float16": np.float16,
     "float32": np.float32,

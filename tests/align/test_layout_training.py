@@ -134,6 +134,46 @@ def test_bfloat16_and_the_same_fault_in_it(record):
     assert "1.000300" in first.comparison.reason
 
 
+PERTURBED = (
+    "capture.level=tensor",
+    "capture.modules=false",
+    "capture.collectives=false",
+    "perturb.epsilon=auto",
+)
+
+
+def test_calibration_finds_what_the_policy_does_not(record):
+    """Three in a million, in the backward pass of one layer; the healthy twin stays healthy."""
+    baseline = record(1, **MODEL)
+    noisy = record(1, more=PERTURBED, start=baseline, **MODEL)
+    healthy = compare_runs(baseline, record(2, start=baseline, tp=2, **MODEL), calibrate=[noisy])
+    require_healthy(healthy, EVERY_KIND)
+    assert sum("calibrated" in c.reason for c in healthy.comparisons) > 100
+    candidate = record(2, start=baseline, plant="scaled_dgrad", tp=2, **MODEL)
+    assert compare_runs(baseline, candidate).status is Verdict.WITHIN_TOLERANCE
+    diagnosis = compare_runs(baseline, candidate, calibrate=[noisy])
+    first = diagnosis.first_divergence
+    assert first.key.step == 0
+    assert first.key.fqn.startswith("decoder.layers.1.mlp")
+    assert "calibrated" in first.comparison.reason
+
+
+def test_noise_does_not_depend_on_the_layout(record):
+    """All of it is there: bits of the initial parameters agree between layouts, and differ without noise."""
+    baseline = record(1, **MODEL)
+    noisy = record(1, more=PERTURBED, start=baseline, **MODEL)
+    both = compare_runs(noisy, record(2, more=PERTURBED, start=baseline, tp=2, **MODEL))
+    initial = [c for c in both.comparisons if c.key.step == INIT_STEP]
+    assert {c.verdict for c in initial} == {Verdict.IDENTICAL}
+    alone = compare_runs(baseline, noisy)
+    moved = [c for c in alone.comparisons if c.key.step == INIT_STEP and c.verdict is not Verdict.IDENTICAL]
+    assert {c.key.fqn for c in moved} >= {p.fqn for p in load_run(baseline).ranks[0].parameters} - {
+        c.key.fqn for c in initial if c.pair.baseline.digest.statistics.l2_norm == 0
+    }
+    assert max(c.metrics["max_ulp"] for c in moved) == 1
+    assert alone.findings[0].id == "config.perturbed"
+
+
 def test_a_norm_without_its_reduction_is_found(record):
     baseline = record(1, **GATED)
     candidate = record(2, start=baseline, plant="unreduced_norm", tp=2, sequence_parallel=True, **GATED)
@@ -227,6 +267,27 @@ def test_data_parallel(distributed, record):
     assert {c.key.microbatch for c in diagnosis.comparisons if c.key.phase is Phase.WGRAD} == {0, 1, 2, 3}
     assert Phase.ACCUMULATE not in {c.key.phase for c in diagnosis.comparisons}
     assert any("the batch is split otherwise" in note for note in diagnosis.notes)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "plant", "factor"),
+    [
+        ("bf16", "scaled_gradient", 3e-4),
+        pytest.param("fp32", "scaled_gradient", 3e-4, marks=pytest.mark.long),
+        pytest.param("bf16", "barely_scaled_gradient", 2e-5, marks=pytest.mark.long),
+        pytest.param("fp32", "barely_scaled_gradient", 2e-5, marks=pytest.mark.long),
+    ],
+)
+def test_a_gradient_off_by_a_little_after_a_sum_over_ranks(dtype, plant, factor, record):
+    """Sketches of what the ranks had add up to that of their sum: the factor shows, whatever the dtype."""
+    first = record(1, dtype=dtype, **MODEL)
+    baseline = record(1, start=first, microbatches=4, dtype=dtype, **MODEL)
+    healthy = compare_runs(baseline, record(2, start=first, microbatches=2, dtype=dtype, **MODEL))
+    require_healthy(healthy, AFTER_REDUCTION)
+    candidate = record(2, start=first, plant=plant, microbatches=2, dtype=dtype, **MODEL)
+    found = compare_runs(baseline, candidate).first_divergence
+    assert (found.key.fqn, found.key.role, found.key.step) == (TARGET, Role.REDUCED_GRAD, 0)
+    assert found.comparison.metrics["gain_change"] == pytest.approx(factor, rel=1e-2)
 
 
 @pytest.mark.long

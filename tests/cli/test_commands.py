@@ -285,3 +285,20 @@ def test_a_broken_pipe_is_no_error(runs):
     )
     assert done.stderr == ""
     assert done.stdout.count("\n") == 1
+
+
+def test_a_calibrated_comparison(tmp_path, capsys):
+    noise = plant(phase="init", role="param", value=scaled(1 + 2.0**-23))
+    perturbed = {"settings": {"perturb": {"epsilon": "auto", "seed": 3, "fqn": "*"}}}
+    one = write_fake_run(tmp_path / "one", level=Level.TENSOR)
+    slightly = plant(phase="fprop", role="output", fqn=LINEAR, value=scaled(1 + 2.0**-23))
+    two = write_fake_run(tmp_path / "two", level=Level.TENSOR, plants=[slightly])
+    noisy = write_fake_run(tmp_path / "noisy", level=Level.TENSOR, plants=[noise], manifest=perturbed)
+    status, out, err = run(capsys, "compare", one, two, "--calibrate", noisy, "--out", tmp_path / "report")
+    assert (status, err) == (0, "")
+    assert "calibrated" in out
+    assert "seed 3" in out
+    status, out, err = run(capsys, "compare", one, two, "--calibrate", one, "--out", tmp_path / "report")
+    assert (status, out) == (2, "")
+    assert "was not perturbed" in err
+    assert err.count("\n") == 1

@@ -208,3 +208,19 @@ def test_settings_of_a_second_pass_that_are_none(text, words, tmp_path):
     file.write_text(text)
     with pytest.raises(ConfigError, match=re.escape(words)):
         load_settings(file)
+
+
+@pytest.mark.parametrize(("text", "size"), [("auto", None), ("1e-3", 1e-3), ("6.0e-8", 6e-8)])
+def test_noise_has_a_size(text, size):
+    settings = load_settings(overrides=[f"perturb.epsilon={text}", "perturb.fqn=embedding.*"]).perturb
+    assert settings.enabled
+    assert settings.size == size
+    assert settings.applies("embedding.word_embeddings.weight")
+    assert not settings.applies("decoder.layers.0.mlp.linear_fc1.weight")
+    assert not load_settings().perturb.enabled
+
+
+@pytest.mark.parametrize("text", ["0", "-1e-3", "1", "much", "nan", "inf"])
+def test_noise_of_no_size_is_refused(text):
+    with pytest.raises(ConfigError, match="not a relative size of noise"):
+        load_settings(overrides=[f"perturb.epsilon={text}"])

@@ -108,6 +108,26 @@ def vocabulary(facts: Facts) -> Iterable[Finding]:
     )
 
 
+@rule("config.perturbed")
+def perturbed(facts: Facts) -> Iterable[Finding]:
+    """Say that a run was given noise on purpose: it is for ``compare --calibrate``, not to be judged."""
+    said = [
+        f"the {side}: {run.perturbed}"
+        for side, run in (("baseline", facts.baseline), ("candidate", facts.candidate))
+        if run.perturbed
+    ]
+    if said:
+        yield Finding(
+            id="config.perturbed",
+            severity=Severity.ERROR,
+            confidence=0.99,
+            title="a run began with perturbed parameters: its differences are wanted",
+            evidence=tuple(said),
+            remedy="give it to `compare BASELINE CANDIDATE --calibrate RUN`, and compare runs without noise",
+            explains=tuple(origin.key for origin in facts.origins),
+        )
+
+
 @rule("config.differs")
 def configuration(facts: Facts) -> Iterable[Finding]:
     """List the arguments that decide numbers and differ."""

@@ -33,7 +33,7 @@ def transposed_shard(trainer):
         parameter.register_hook(lambda grad: grad.t().contiguous().view_as(grad))
 
 
-def scaled_gradient(trainer):
+def scaled_gradient(trainer, factor=1.0003):
     """The reduced gradient of one weight is 1.0003 times what it should be, on every rank."""
     finalize = trainer.config.finalize_model_grads_func
 
@@ -41,10 +41,27 @@ def scaled_gradient(trainer):
         result = finalize(*args, **kwargs)
         parameter = parameter_of(trainer, TARGET)
         if parameter is not None:
-            parameter.main_grad.mul_(1.0003)
+            parameter.main_grad.mul_(factor)
         return result
 
     trainer.config.finalize_model_grads_func = scaled
+
+
+def barely_scaled_gradient(trainer):
+    """The same by 1.00002."""
+    scaled_gradient(trainer, factor=1.00002)
+
+
+def scaled_dgrad(trainer):
+    """What the backward pass sends into one MLP is off by three in a million: far below any fixed bound."""
+
+    def scale(_module, _arguments, outputs):
+        outputs[0].register_hook(lambda gradient: gradient * (1 + 3e-6))
+
+    for chunk in trainer.model:
+        for name, module in chunk.named_modules():
+            if name.endswith("decoder.layers.1.mlp"):
+                module.register_forward_hook(scale)
 
 
 def unreduced_norm(trainer):
@@ -69,10 +86,15 @@ def scaled_stage(trainer):
     trainer.config.finalize_model_grads_func = scaled
 
 
-PLANTS = {
-    "": None,
-    **{f.__name__: f for f in (transposed_shard, scaled_gradient, unreduced_norm, scaled_stage)},
-}
+PLANTED = (
+    transposed_shard,
+    scaled_gradient,
+    barely_scaled_gradient,
+    scaled_dgrad,
+    unreduced_norm,
+    scaled_stage,
+)
+PLANTS = {"": None, **{f.__name__: f for f in PLANTED}}
 
 if __name__ == "__main__":
     asked = json.loads(sys.argv[2])

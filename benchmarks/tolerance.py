@@ -1,0 +1,153 @@
+"""Measures what docs/tolerance.md says: healthy pairs against the bounds and perturbed runs.
+
+    python benchmarks/tolerance.py ratios RUNS          how far healthy pairs are, in units of the reference
+    python benchmarks/tolerance.py figures RUNS FOLDER  error growth by depth and by step, as SVG files
+
+RUNS keeps the trained runs: a second call trains nothing. Up to an hour on two cores. ``ratios`` exits with
+status 1 where a healthy pair diverges from its baseline, with calibration or without.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tolerance_runs import LAYOUTS, Group, groups, train
+
+from mindspeed_precision.align import align
+from mindspeed_precision.calibrating import calibration_of
+from mindspeed_precision.compare import Calibration, compare_pair, load_policy, make_context
+from mindspeed_precision.compare.calibration import FACTOR, FLOOR, factor_of
+from mindspeed_precision.compare.verdict import limits_for
+from mindspeed_precision.dump.reader import Run, load_run
+from mindspeed_precision.record.elements import UNIT_ROUNDOFF
+from mindspeed_precision.records import Phase, RecordKey, Role, Verdict
+
+POLICY = load_policy("cross_layout")
+METRIC = "rel_frobenius"
+CHANGES = ("norm_change", "extreme_change")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One metric of one record of a healthy pair.
+
+    Attributes:
+        key: of the record.
+        depth: layers that it passed.
+        metric: its name.
+        value: of the pair.
+        reference: of the perturbed run.
+        floor: below which a reference does not count.
+        bound: of the policy; 0 for a metric that it does not use there.
+        diverged: the policy's verdict.
+    """
+
+    key: RecordKey
+    depth: int
+    metric: str
+    value: float
+    reference: float
+    floor: float
+    bound: float
+    diverged: bool
+
+    @property
+    def ratio(self) -> float:
+        """The value in units of the reference."""
+        return self.value / max(self.reference, self.floor) if self.value else 0.0
+
+
+def samples(baseline: Run, candidate: Run, perturbed: list[Run]) -> Iterator[Sample]:
+    """Yield every metric of a healthy pair that calibration has a reference for."""
+    calibration = calibration_of(baseline, candidate, perturbed, policy=POLICY)
+    aligned = align(baseline, candidate)
+    one, two = aligned.baseline, aligned.candidate
+    context = make_context(one, two, aligned.pairs, POLICY)
+    assert context is not None
+    for pair in aligned.pairs:
+        found = compare_pair(pair, policy=POLICY, baseline=one, candidate=two, context=context)
+        rule = POLICY.rule_for(pair.key, pair.candidate.dtype, context.model)
+        noise = found.metrics.get("noise_elements") == pair.candidate.numel
+        if rule is None or found.verdict not in (Verdict.WITHIN_TOLERANCE, Verdict.DIVERGED) or noise:
+            continue
+        bounds = {limit.metric: limit.maximum for limit in limits_for(rule, found.metrics, pair, context)}
+        for metric, value in found.metrics.items():
+            reference = calibration.reference(pair, metric)
+            if reference is None:
+                continue
+            yield Sample(
+                key=pair.key,
+                depth=context.depth.passed(pair.key),
+                metric=metric,
+                value=float(value),
+                reference=reference,
+                floor=_floor(pair.candidate.dtype, metric),
+                bound=bounds.get(metric, 0.0),
+                diverged=found.verdict is Verdict.DIVERGED,
+            )
+
+
+def _floor(dtype: str, metric: str) -> float:
+    share = metric in ("update_share", "norm_update_share")
+    return 1e-300 if share else FLOOR * UNIT_ROUNDOFF[dtype] / factor_of(metric)
+
+
+def noisy_runs(home: Path, baseline: str) -> list[Run]:
+    """Load the perturbed runs of a baseline."""
+    return [load_run(path) for path in sorted(home.glob(f"{baseline}-noise*")) if path.is_dir()]
+
+
+def measured(folder: Path, group: Group) -> dict[str, list[Sample]]:
+    """Train the runs of a group where they are not there, and measure its healthy pairs by layout."""
+    home = train(folder, group)
+    found = {}
+    for name in group.layouts:
+        baseline = LAYOUTS[name].baseline
+        runs = load_run(home / baseline), load_run(home / name)
+        found[name] = list(samples(*runs, noisy_runs(home, baseline)))
+    return found
+
+
+def ratios(folder: Path) -> int:
+    """Print the worst ratio of each kind of record over all models; 1 where a healthy pair diverges."""
+    worst: dict[tuple[str, str, str], list[tuple[float, str]]] = defaultdict(list)
+    bad = 0
+    for group in groups("ratios"):
+        for layout, found in measured(folder, group).items():
+            bad += sum(one.diverged for one in found if one.metric == METRIC)
+            for one in found:
+                if one.metric in (METRIC, "max_ratio", "worst_rows_ratio", "update_share", *CHANGES):
+                    kind = one.key.phase.value, one.key.role.value, one.metric
+                    worst[kind].append((one.ratio, f"{group.name}/{layout}: {one.key.describe()}"))
+                    bad += one.ratio > factor_of(one.metric)
+    for kind in sorted(worst):
+        ordered = sorted(worst[kind])
+        middle, (top, where) = ordered[len(ordered) // 2][0], ordered[-1]
+        line = (
+            f"{kind[0]:10} {kind[1]:12} {kind[2]:16} n={len(ordered):6} median {middle:.2f} worst {top:.2f}"
+        )
+        sys.stdout.write(f"{line}  {where}\n")
+    sys.stdout.write(f"beyond a bound: {bad}; allowed are {FACTOR:g} and {factor_of(CHANGES[0]):g}\n")
+    return int(bad > 0)
+
+
+def main(argv: list[str]) -> int:
+    """Run one of the two measurements."""
+    if argv[:1] == ["ratios"] and len(argv) == 2:
+        return ratios(Path(argv[1]))
+    if argv[:1] == ["figures"] and len(argv) == 3:
+        from tolerance_figures import draw
+
+        return draw(Path(argv[1]), Path(argv[2]))
+    sys.stderr.write(__doc__ or "")
+    return 2
+
+
+__all__ = ["Calibration", "Phase", "Role", "Sample", "measured"]
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
