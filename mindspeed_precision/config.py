@@ -181,6 +181,7 @@ class Settings:
     determinism: DeterminismSettings
     init_from: str
     vocab_size: int
+    write_queue_mib: int
     perturb: PerturbSettings
     reference: str
     remedies: tuple[str, ...]
@@ -256,6 +257,7 @@ class _Schema:
     determinism: _Determinism = field(default_factory=_Determinism)
     init_from: str = ""
     vocab_size: int = 0
+    write_queue_mib: int = 1024
     perturb: _Perturb = field(default_factory=_Perturb)
     reference: str = ""
     remedies: list[str] = field(default_factory=list)
@@ -439,6 +441,7 @@ def _freeze(plain: dict[str, Any]) -> Settings:
         determinism=DeterminismSettings(**plain["determinism"]),
         init_from=plain["init_from"],
         vocab_size=_count(plain["vocab_size"], where="vocab_size"),
+        write_queue_mib=_count(plain["write_queue_mib"], where="write_queue_mib"),
         perturb=_perturb(plain["perturb"]),
         reference=plain["reference"],
         remedies=tuple(plain["remedies"]),

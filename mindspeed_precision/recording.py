@@ -97,7 +97,8 @@ class Recording:
         _create_together(backend, settings.out, {**manifest, "patches": audit, "reference": reference})
         if coordinates.rank not in settings.ranks:
             return None
-        writer = RankWriter(settings.out, coordinates=coordinates)
+        queue = settings.write_queue_mib << 20
+        writer = RankWriter(settings.out, coordinates=coordinates, queue=queue)
         settings = replace(settings, capture=settings.capture.on_rank(coordinates.rank))
         placed = placements(backend, names, coordinates)
         writer.declare_parameters(_declarations(backend, names, placed))
