@@ -185,14 +185,13 @@ def table(request) -> Iterator[dict[str, dict[str, str]]]:
     """Collect what was found; print it at the end."""
     rows: dict[str, dict[str, str]] = {name: {} for name in LAYOUTS}
     yield rows
-    terminal = request.config.pluginmanager.getplugin("terminalreporter")
-    if terminal is None:
-        return
-    terminal.write_line("\n| layout | healthy | fault | found first |\n|---|---|---|---|")
+    plugin = request.config.pluginmanager.getplugin
+    lines = ["\n| layout | healthy | fault | found first |", "|---|---|---|---|"]
     for name, found in rows.items():
-        for fault in LAYOUTS[name].faults:
-            line = f"| {name} | {found.get('', 'not run')} | {fault} | {found.get(fault, 'not run')} |"
-            terminal.write_line(line)
+        for fault in LAYOUTS[name].faults if found else ():
+            lines.append(f"| {name} | {found.get('', 'not run')} | {fault} | {found.get(fault, 'not run')} |")
+    with plugin("capturemanager").global_and_fixture_disabled():
+        plugin("terminalreporter").write("\n".join(lines) + "\n")
 
 
 @pytest.fixture
