@@ -187,9 +187,12 @@ def table(request) -> Iterator[dict[str, dict[str, str]]]:
     yield rows
     plugin = request.config.pluginmanager.getplugin
     lines = ["\n| layout | healthy | fault | found first |", "|---|---|---|---|"]
-    for name, found in rows.items():
-        for fault in LAYOUTS[name].faults if found else ():
-            lines.append(f"| {name} | {found.get('', 'not run')} | {fault} | {found.get(fault, 'not run')} |")
+    lines += [
+        f"| {name} | {found.get('', 'not run')} | {fault} | {found.get(fault, 'not run')} |"
+        for name, found in rows.items()
+        if found
+        for fault in LAYOUTS[name].faults
+    ]
     with plugin("capturemanager").global_and_fixture_disabled():
         plugin("terminalreporter").write("\n".join(lines) + "\n")
 
