@@ -77,17 +77,16 @@ static inline vector_t product32(vector_t a, vector_t b)
 #endif
 
 #if defined(__SSE2__)
-/* Keys as the lanes of 64 bits want them: of words 2k and 2k + 1, and of the same with their halves swapped. */
-static struct {
-    uint64_t even[WORDS / 2], odd[WORDS / 2], even_turned[WORDS / 2], odd_turned[WORDS / 2];
-} keys __attribute__((aligned(64)));
+/* Keys as vectors take them, one after the other: of words 2k, of words 2k + 1, and of both with their halves swapped. */
+static uint64_t keys[2 * WORDS] __attribute__((aligned(64)));
 
 static void draw_keys(void)
 {
-    for (int k = 0; k < WORDS / 2; k++) {
-        uint64_t low = mix64(WORD_SEED + (uint64_t)(2 * k)), high = mix64(WORD_SEED + (uint64_t)(2 * k + 1));
-        keys.even[k] = (uint32_t)low | 1, keys.even_turned[k] = low >> 32 | 1;
-        keys.odd[k] = (uint32_t)high | 1, keys.odd_turned[k] = high >> 32 | 1;
+    for (int word = 0; word < WORDS; word++) {
+        const int lanes = VECTOR / 8, vector = word / (2 * lanes), lane = word / 2 % lanes;
+        uint64_t drawn = mix64(WORD_SEED + (uint64_t)word), *own = keys + 4 * vector * lanes + lane + word % 2 * lanes;
+        own[0] = (uint32_t)drawn | 1;
+        own[2 * lanes] = drawn >> 32 | 1;
     }
 }
 
@@ -127,16 +126,16 @@ struct sums {
     vector_t even, odd, even_turned, odd_turned, elements, others, short_first, short_second;
 };
 
-/* Add one vector, whose words have the keys from `keys.even[k]` on. */
-static inline __attribute__((always_inline)) void add_vector(const unsigned char *at, unsigned k, const int width,
-                                                             struct sums *s)
+/* Add one vector, whose words have the keys that follow. */
+static inline __attribute__((always_inline)) void add_vector(const unsigned char *at, const uint64_t *key,
+                                                             const int width, struct sums *s)
 {
     const vector_t spread = OP(set1_epi32)((int)SPREAD), low_bytes = OP(set1_epi16)(0xFF);
     const vector_t offset = OP(set1_epi32)((int)OFFSET), w = load(at), r = turned(w);
-    s->even = plus64(s->even, product64(w, load(keys.even + k)));
-    s->odd = plus64(s->odd, product64(upper(w), load(keys.odd + k)));
-    s->even_turned = plus64(s->even_turned, product64(r, load(keys.even_turned + k)));
-    s->odd_turned = plus64(s->odd_turned, product64(upper(r), load(keys.odd_turned + k)));
+    s->even = plus64(s->even, product64(w, load(key)));
+    s->odd = plus64(s->odd, product64(upper(w), load(key + VECTOR / 8)));
+    s->even_turned = plus64(s->even_turned, product64(r, load(key + VECTOR / 4)));
+    s->odd_turned = plus64(s->odd_turned, product64(upper(r), load(key + 3 * VECTOR / 8)));
     if (width == 8) {
         vector_t pairs = plus32(w, swapped(product32(r, spread)));
         s->elements = plus64(s->elements, product64(pairs, upper(plus32(pairs, offset))));
@@ -160,17 +159,17 @@ static inline __attribute__((always_inline)) void hash_vectors(const unsigned ch
     const vector_t zero = nothing();
     struct sums s = {zero, zero, zero, zero, zero, zero, zero, zero};
     int64_t first = 0, second = 0;
-    unsigned k = (unsigned)word / 2;
+    const uint64_t *key = keys + 2 * word;
     while (vectors) {
         int left = vectors < group ? vectors : group;
         vectors -= left;
-        for (; left >= 2; left -= 2, data += 2 * VECTOR, k += VECTOR / 4) {
+        for (; left >= 2; left -= 2, data += 2 * VECTOR, key += VECTOR) {
             __builtin_prefetch(data + AHEAD);
             if (VECTOR == 64) __builtin_prefetch(data + AHEAD + 64);
-            add_vector(data, k, width, &s);
-            add_vector(data + VECTOR, k + VECTOR / 8, width, &s);
+            add_vector(data, key, width, &s);
+            add_vector(data + VECTOR, key + VECTOR / 2, width, &s);
         }
-        if (left) add_vector(data, k, width, &s), data += VECTOR, k += VECTOR / 8;
+        if (left) add_vector(data, key, width, &s), data += VECTOR, key += VECTOR / 2;
         if (width <= 2) {
             first += sum32(s.short_first), second += sum32(s.short_second);
             s.short_first = s.short_second = zero;

@@ -28,10 +28,12 @@ enum wanted { STATISTICS = 1, SKETCH = 2 };
 #else
 #define WIDTH 16
 #endif
-typedef uint8_t bytes_t __attribute__((vector_size(WIDTH)));
+#define SHORT (WIDTH < 32 ? WIDTH : 32) /* comparisons of bytes: in 64 they make masks, which are slower to add */
+typedef uint8_t bytes_t __attribute__((vector_size(SHORT)));
 typedef int32_t ints_t __attribute__((vector_size(WIDTH)));
 typedef float floats_t __attribute__((vector_size(WIDTH)));
 typedef double doubles_t __attribute__((vector_size(WIDTH)));
+typedef uint64_t words_t __attribute__((vector_size(WIDTH)));
 typedef float half_floats_t __attribute__((vector_size(WIDTH / 2)));
 enum { DOUBLES = WIDTH / 8, FLOATS = WIDTH / 4, PARTS = LANES / DOUBLES };
 
@@ -155,34 +157,30 @@ static void convert(struct state *s, const unsigned char *data, int n)
     }
 }
 
-/* Count the bytes of `data` that equal `wanted`. */
-static inline int equal_bytes(const uint8_t *data, uint8_t wanted)
+/* Count the bytes of `data` that equal four values, or those until `last`: a byte counts to BLOCK / SHORT. */
+static void equal_bytes(const uint8_t *data, int first, int last, uint64_t *bins)
 {
-    int count = 0;
-#if defined(__AVX512BW__)
-    const __m512i all = _mm512_set1_epi8((char)wanted);
-    for (int i = 0; i < BLOCK; i += 64)
-        count += __builtin_popcountll(_mm512_cmpeq_epi8_mask(_mm512_load_si512(data + i), all));
-#elif defined(__AVX2__)
-    const __m256i all = _mm256_set1_epi8((char)wanted);
-    for (int i = 0; i < BLOCK; i += 32) {
-        __m256i equal = _mm256_cmpeq_epi8(_mm256_load_si256((const __m256i *)(data + i)), all);
-        count += __builtin_popcount((uint32_t)_mm256_movemask_epi8(equal));
+    bytes_t counts[4], wanted[4];
+    for (int k = 0; k < 4; k++) counts[k] = (bytes_t){0}, wanted[k] = (bytes_t){0} + (uint8_t)(first + k);
+    for (int i = 0; i < BLOCK / SHORT; i++) {
+        const bytes_t some = ((const bytes_t *)data)[i];
+        for (int k = 0; k < 4; k++) counts[k] -= (bytes_t)(some == wanted[k]);
     }
-#else
-    bytes_t counts = {0}; /* a byte counts to BLOCK / WIDTH */
-    for (int i = 0; i < BLOCK / WIDTH; i++) counts -= (bytes_t)(((const bytes_t *)data)[i] == wanted);
-    for (int k = 0; k < WIDTH; k++) count += counts[k];
-#endif
-    return count;
+    for (int k = 0; k < 4 && first + k <= last; k++) {
+        uint8_t lanes[SHORT];
+        uint32_t count = 0;
+        memcpy(lanes, &counts[k], SHORT);
+        for (int i = 0; i < SHORT; i++) count += lanes[i];
+        bins[first + k] += count;
+    }
 }
 
+/* Add to some bins; beyond `n` there is padding, which is taken off. */
 static void count_few(struct state *s, int n, int first, int last)
 {
-    const int padding = BLOCK - n;
-    memset(s->exponent + n, 0, (size_t)padding);
-    for (int bin = first; bin <= last; bin++)
-        s->out->exponents[bin] += (uint64_t)(equal_bytes(s->exponent, (uint8_t)bin) - (bin ? 0 : padding));
+    memset(s->exponent + n, 0, (size_t)(BLOCK - n));
+    for (int bin = first; bin <= last; bin += 4) equal_bytes(s->exponent, bin, last, s->out->exponents);
+    if (first == 0) s->out->exponents[0] -= (uint64_t)(BLOCK - n);
 }
 
 static void count_many(struct state *s, int n)
@@ -234,9 +232,11 @@ static void add_lanes(struct digest *out, const struct lanes *sums)
 #if defined(__AVX512BW__)
 #define smaller(A, B) ((floats_t)_mm512_min_ps((__m512)(A), (__m512)(B)))
 #define larger(A, B) ((floats_t)_mm512_max_ps((__m512)(A), (__m512)(B)))
+#define widened(P) ((doubles_t)_mm512_cvtps_pd(_mm256_loadu_ps(P)))
 #elif defined(__AVX2__)
 #define smaller(A, B) ((floats_t)_mm256_min_ps((__m256)(A), (__m256)(B)))
 #define larger(A, B) ((floats_t)_mm256_max_ps((__m256)(A), (__m256)(B)))
+#define widened(P) ((doubles_t)_mm256_cvtps_pd(_mm_loadu_ps(P)))
 #else
 /* A choice between vectors is C++ only. */
 static inline floats_t choose(ints_t first, floats_t a, floats_t b)
@@ -245,6 +245,12 @@ static inline floats_t choose(ints_t first, floats_t a, floats_t b)
 }
 #define smaller(A, B) choose((A) < (B), A, B)
 #define larger(A, B) choose((A) > (B), A, B)
+static inline doubles_t widened(const float *from)
+{
+    half_floats_t narrow;
+    memcpy(&narrow, from, sizeof narrow);
+    return __builtin_convertvector(narrow, doubles_t);
+}
 #endif
 
 static void moments_of_finite_floats(struct state *s, int n)
@@ -252,27 +258,21 @@ static void moments_of_finite_floats(struct state *s, int n)
     struct lanes sums;
     floats_t low, high;
     memset(&sums, 0, sizeof sums);
-    memset(s->single + n, 0, (size_t)(BLOCK - n) * sizeof *s->single); /* zeros change no sum */
-    for (int i = 0; i < n; i += LANES)
-        for (int part = 0; part < PARTS; part++) {
-            half_floats_t narrow;
-            memcpy(&narrow, s->single + i + part * DOUBLES, sizeof narrow);
-            doubles_t wide = __builtin_convertvector(narrow, doubles_t);
-            sums.total[part] += wide;
-            sums.squares[part] += wide * wide;
-        }
-    int i = 0;
     for (int k = 0; k < FLOATS; k++) low[k] = high[k] = s->single[0];
-    for (; i + FLOATS <= n; i += FLOATS) {
+    for (int i = n; i < BLOCK && i % LANES; i++) s->single[i] = s->single[0]; /* changes no extreme */
+    for (int i = 0; i < n; i += FLOATS) {
         floats_t value;
         memcpy(&value, s->single + i, sizeof value);
         low = smaller(value, low);
         high = larger(value, high);
     }
-    for (; i < n; i++) {
-        low[0] = s->single[i] < low[0] ? s->single[i] : low[0];
-        high[0] = s->single[i] > high[0] ? s->single[i] : high[0];
-    }
+    memset(s->single + n, 0, (size_t)(BLOCK - n) * sizeof *s->single); /* changes no sum */
+    for (int i = 0; i < n; i += LANES)
+        for (int part = 0; part < PARTS; part++) {
+            const doubles_t wide = widened(s->single + i + part * DOUBLES);
+            sums.total[part] += wide;
+            sums.squares[part] += wide * wide;
+        }
     for (int k = 0; k < FLOATS; k++) {
         if (low[k] < s->out->low) s->out->low = low[k];
         if (high[k] > s->out->high) s->out->high = high[k];
@@ -327,45 +327,52 @@ static void statistics_of_block(struct state *s, const unsigned char *data, int 
     int finite = s->out->exponents[BINS - 1] == top;
     if (!floats || s->out->exponents[0] != tiny) count_zeros(s, n, !floats);
     if (floats && (!finite || s->wanted & SKETCH))
-        for (int i = 0; i < n; i++) s->wide[i] = s->single[i];
+        for (int i = 0; i < BLOCK; i += DOUBLES) { /* what is beyond n is not looked at */
+            const doubles_t wide = widened(s->single + i);
+            memcpy(s->wide + i, &wide, sizeof wide);
+        }
     if (floats && finite) moments_of_finite_floats(s, n);
     else moments_of_doubles(s, n);
 }
 
-/* Flip the sign bits of `count` numbers, of which the first is element `start`. */
-static void flip_signs(double *wide, int count, int64_t start)
+/* Add numbers to buckets, those negated whose bits are set. */
+static void add_signed(double *buckets, const double *numbers, uint64_t signs, int count)
 {
-    for (int i = 0, part; i < count; i += part) {
-        const int shift = (int)((start + i) % 64);
-        const uint64_t signs = mix64((uint64_t)((start + i) / 64) + SIGN_SEED) >> shift;
-        part = 64 - shift < count - i ? 64 - shift : count - i;
-        for (int k = 0; k < part; k++) {
-            uint64_t bits;
-            memcpy(&bits, wide + i + k, sizeof bits);
-            bits ^= (signs >> k) << 63;
-            memcpy(wide + i + k, &bits, sizeof bits);
-        }
+    words_t lane, bits;
+    doubles_t number, sum;
+    int k = 0;
+    for (int i = 0; i < DOUBLES; i++) lane[i] = (uint64_t)i;
+    for (; k + DOUBLES <= count; k += DOUBLES, signs >>= DOUBLES) {
+        memcpy(&bits, numbers + k, sizeof bits);
+        bits ^= (((words_t){0} + signs) >> lane) << 63;
+        memcpy(&number, &bits, sizeof number);
+        memcpy(&sum, buckets + k, sizeof sum);
+        sum += number;
+        memcpy(buckets + k, &sum, sizeof sum);
+    }
+    for (; k < count; k++, signs >>= 1) buckets[k] += signs & 1 ? -numbers[k] : numbers[k];
+}
+
+/* Add numbers of which the first is element `place`: blocks of 256 elements with random signs, each turned. */
+static void sketch_run(double *buckets, const double *numbers, int64_t place, int n)
+{
+    for (int count; n; numbers += count, place += count, n -= count) {
+        const int shift = (int)(place % 64);
+        const uint64_t signs = mix64((uint64_t)(place / 64) + SIGN_SEED) >> shift;
+        int turn = (int)((mix64((uint64_t)(place / BUCKETS) + TURN_SEED) + (uint64_t)place) % BUCKETS);
+        count = 64 - shift < n ? 64 - shift : n;
+        if (count > BUCKETS - turn) count = BUCKETS - turn; /* the rest begins with the first bucket */
+        add_signed(buckets + turn, numbers, signs, count);
     }
 }
 
-/* Add `wide`: blocks of 256 elements with random signs, each turned. */
 static void sketch_block(struct state *s, int n)
 {
     struct cursor at = s->next;
     int64_t start;
     for (int i = 0, taken; i < n; i += taken) {
         taken = advance(&at, n - i, &start);
-        flip_signs(s->wide + i, taken, start);
-        for (int done = 0, count; done < taken; done += count) {
-            const int64_t place = start + done;
-            const double *numbers = s->wide + i + done;
-            const int left = BUCKETS - (int)(place % BUCKETS);
-            count = taken - done < left ? taken - done : left;
-            int turn = (int)((mix64((uint64_t)(place / BUCKETS) + TURN_SEED) + (uint64_t)place) % BUCKETS);
-            int before = count < BUCKETS - turn ? count : BUCKETS - turn;
-            for (int k = 0; k < before; k++) s->out->sketch[turn + k] += numbers[k];
-            for (int k = before; k < count; k++) s->out->sketch[turn + k - BUCKETS] += numbers[k];
-        }
+        sketch_run(s->out->sketch, s->wide + i, start, taken);
     }
 }
 
