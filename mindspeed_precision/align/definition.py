@@ -16,7 +16,7 @@ from mindspeed_precision.record.fingerprint import fingerprints
 from mindspeed_precision.record.placement import canonical_index, parameter_of
 from mindspeed_precision.record.sketch import sketch_host
 from mindspeed_precision.record.statistics import digest_number
-from mindspeed_precision.records import Digest, Part, TensorRecord
+from mindspeed_precision.records import Digest, Part, Placement, TensorRecord
 
 
 def of_one_definition(baseline: Run, candidate: Run) -> tuple[Run, Run, list[str]]:
@@ -81,6 +81,8 @@ def _records(rank: RankRecords) -> Iterator[TensorRecord]:
         placement = placements[name] if name is not None else None
         if record.part is not None and placement is not None:
             part = Part(placement=placement, start=record.part[0], stop=record.part[1])
+        elif isinstance(record.place, Placement) and not record.place.whole:
+            part = Part(placement=record.place, start=0, stop=record.numel)
         yield replace(record, digest=_digest(rank, record, part))
 
 

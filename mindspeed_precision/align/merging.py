@@ -60,9 +60,10 @@ class Merger:
             self.unruled.setdefault(key, reason)
             return self.single(key, [(shard.rank, shard.record) for shard in shards])
         chosen = tuple(shard for found in terms for shard in found)
-        merged = self._merged(key, chosen, [len(found) for found in terms], shards)
-        alone = copies and len(terms) == 1 and exact(chosen[0])
-        return replace(merged, copies=self._copies(key, shards)) if alone else merged
+        if copies and len(terms) == 1 and exact(chosen[0]):
+            first, *others = self._copies(key, shards)
+            return replace(first, copies=tuple(others))
+        return self._merged(key, chosen, [len(found) for found in terms], shards)
 
     def _merged(
         self, key: RecordKey, chosen: tuple[Shard, ...], terms: Sequence[int], held: Sequence[Shard]
@@ -94,12 +95,12 @@ class Merger:
             self.check_replicas(key, [(shard.rank, shard.record) for shard in replicas])
         return [replicas[0] for replicas in terms.values()]
 
-    def _copies(self, key: RecordKey, shards: Sequence[Shard]) -> tuple[Merged, ...]:
-        """Return what ranks hold that should be a copy of the first one's, and is not: one of each kind."""
+    def _copies(self, key: RecordKey, shards: Sequence[Shard]) -> list[Merged]:
+        """Return what the ranks hold that should all be the same: one of each kind."""
         by_bits: dict[int, list[Shard]] = defaultdict(list)
         for shard in shards:
             by_bits[shard.record.digest.fingerprint].append(shard)
-        return tuple(self._merged(key, (held[0],), [1], held) for held in list(by_bits.values())[1:])
+        return [self._merged(key, (held[0],), [1], held) for held in by_bits.values()]
 
     def single(self, key: RecordKey, held: Sequence[tuple[int, TensorRecord]]) -> Merged:
         """Let the first rank stand for all that have a record."""

@@ -40,14 +40,20 @@ def merge_digests(digests: Sequence[Digest], sizes: Sequence[int]) -> Digest:
 def sum_digests(digests: Sequence[Digest]) -> Digest:
     """Return what is known of a sum of tensors from the digests of its terms: their sketches add up.
 
-    Nothing else does: fingerprints and statistics of a sum are not known.
+    Nothing else does: fingerprints and statistics of a sum are not known, but where all of it is zero.
 
     Args:
         digests: of the terms, which number their elements alike.
     """
+    if all(_is_zero(digest.statistics) for digest in digests):
+        return digests[0]
     taken = [digest.sketch for digest in digests if digest.sketch is not None]
     sketch = _merge_sketches(taken) if len(taken) == len(digests) else None
     return Digest(fingerprint=0, unordered=0, sketch=sketch, exact=False)
+
+
+def _is_zero(found: Statistics | None) -> bool:
+    return found is not None and not (found.l2_norm or found.nans or found.infs)
 
 
 def scale_digest(digest: Digest, factor: float) -> Digest:

@@ -54,12 +54,17 @@ def require_healthy(diagnosis: Diagnosis, kinds: set[tuple[Phase, Role]]) -> Non
     assert len(initial) == len(parameters)
 
 
-def require_activations(diagnosis: Diagnosis, baseline: Path) -> None:
-    """Every record of a module of the baseline is compared, but for what no layout has a rule for."""
+def require_activations(diagnosis: Diagnosis, baseline: Path, *, transposed: bool = False) -> None:
+    """Every record of a module of the baseline is compared, but for what no layout has a rule for.
+
+    ``transposed``: what a vocabulary-parallel embedding returns under sequence parallelism is another matrix.
+    """
     compared = {c.key for c in diagnosis.comparisons}
     phases = (Phase.FPROP, Phase.DGRAD, Phase.WGRAD)
     own = {r.key for r in load_run(baseline).ranks[0].records if r.key.phase in phases}
-    assert {key for key in own - compared if key.slot != "all_reduce"} == set()
+    left = {(key.fqn, key.role) for key in own - compared if key.slot != "all_reduce"}
+    scattered = {("embedding.word_embeddings", role) for role in (Role.OUTPUT, Role.GRAD_OUTPUT)}
+    assert left == (scattered if transposed else set())
 
 
 def test_tensor_parallel_with_every_record_of_modules_and_collectives(record):
@@ -183,6 +188,62 @@ def test_a_norm_without_its_reduction_is_found(record):
     (finding,) = [f for f in diagnosis.findings if f.id == "parallel.replicas_differ"]
     assert finding.where.fqn == name
     assert "ranks 0 and ranks 1 hold different bits" in finding.evidence[1]
+
+
+FORWARD = {
+    "scaled_output": ("decoder.layers.0.mlp.linear_fc1", False),
+    "unreduced_output": ("decoder.layers.0.self_attention.linear_proj", False),
+    "rolled_rows": ("decoder.layers.1.mlp.linear_fc1", True),
+}
+"""Faults in the forward of one tensor-parallel rank: their module, and whether sequence parallelism is on."""
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [name if name == "unreduced_output" else pytest.param(name, marks=pytest.mark.long) for name in FORWARD],
+)
+def test_a_fault_in_the_forward_of_one_rank_is_found_at_its_module(plant, record):
+    """Its healthy twins: ``test_tensor_parallel_…`` and ``test_sequence_parallel_of_every_module``."""
+    module, shared = FORWARD[plant]
+    baseline = record(1, more=WHOLE, **MODEL)
+    candidate = record(2, more=WHOLE, start=baseline, plant=plant, tp=2, sequence_parallel=shared, **MODEL)
+    diagnosis = compare_runs(baseline, candidate)
+    origins = [o for o in diagnosis.origins if o.key.step == 0]
+    assert {(o.key.phase, o.key.fqn, o.key.role) for o in origins} == {(Phase.FPROP, module, Role.OUTPUT)}
+    assert {o.key.microbatch for o in origins} == {0, 1}
+    assert all(o.propagated > 100 for o in origins)
+    diverged = {c.key.phase for c in diagnosis.comparisons if c.verdict is Verdict.DIVERGED}
+    assert {Phase.DGRAD, Phase.WGRAD, Phase.REDUCE} <= diverged  # propagated, all of them
+    (cause,) = [f for f in diagnosis.findings if f.id == "fprop.value"]
+    assert cause.where.fqn == module
+    copies = [f for f in diagnosis.findings if f.id == "parallel.replicas_differ"]
+    assert [f.where.fqn for f in copies] == ([module] if plant == "unreduced_output" else [])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("version", ["0.12.1", "0.16.1", "0.17.1", "0.18.2", "0.19.2"])
+def test_sequence_parallel_of_every_module(version, record):
+    for settings in (MODEL, GATED):
+        baseline = record(1, version=version, more=WHOLE, **settings)
+        candidate = record(
+            2, version=version, more=WHOLE, start=baseline, tp=2, sequence_parallel=True, **settings
+        )
+        diagnosis = compare_runs(baseline, candidate)
+        require_healthy(diagnosis, EVERY_KIND)
+        require_activations(diagnosis, baseline, transposed=True)
+
+
+@pytest.mark.long
+def test_sketches_alone_judge_sums_over_ranks(record):
+    more = ("capture.level=sketch",)
+    start = record(1, more=WHOLE, **GATED)
+    baseline = record(1, more=more, start=start, **GATED)
+    healthy = record(2, more=more, start=start, tp=2, sequence_parallel=True, **GATED)
+    diagnosis = compare_runs(baseline, healthy)
+    assert diagnosis.status is Verdict.WITHIN_TOLERANCE, render(diagnosis)
+    assert diagnosis.findings == ()
+    norm = "decoder.layers.1.input_layernorm.weight"
+    assert norm in {c.key.fqn for c in diagnosis.comparisons if c.key.phase is Phase.WGRAD}
 
 
 WHOLE = ("capture.level=tensor",)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -23,20 +25,24 @@ ROUNDOFF = 2.0**-28
 
 @st.composite
 def splits(draw):
-    """A canonical tensor, and the parts of it that several ranks hold: interleaved blocks, ranges of them."""
-    shape = draw(st.lists(st.integers(1, 7), min_size=1, max_size=3))
-    dim = draw(st.integers(0, len(shape) - 1))
-    ranks, stride = draw(st.integers(1, 4)), draw(st.integers(1, 3))
-    held = draw(st.integers(1, 3))
-    shape[dim] = ranks * stride * held
+    """A canonical tensor, and the parts of it that ranks hold: blocks of some dimensions, ranges of them."""
+    shape = draw(st.lists(st.integers(1, 5), min_size=1, max_size=3))
+    dims = sorted(draw(st.sets(st.integers(0, len(shape) - 1), min_size=1, max_size=2)))
+    of_dims = []
+    for dim in dims:
+        ranks, stride = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+        held = draw(st.integers(1, 2))
+        shape[dim] = ranks * stride * held
+        kinds = [tuple(((n * ranks + rank) * held, held) for n in range(stride)) for rank in range(ranks)]
+        of_dims.append([Split(dim=dim, blocks=draw(st.permutations(blocks))) for blocks in kinds])
     seed, special = draw(st.integers(0, 2**32 - 1)), draw(st.booleans())
     tensor = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
     if special:
         tensor.flat[0], tensor.flat[-1] = np.nan, np.inf
     parts = []
-    for rank in range(ranks):
-        blocks = tuple(((piece * ranks + rank) * held, held) for piece in range(stride))
-        placement = Placement(shape=tuple(shape), splits=(Split(dim=dim, blocks=blocks),))
+    for chosen in product(*of_dims):
+        blocks = tuple(replace(split, blocks=tuple(split.blocks)) for split in chosen)
+        placement = Placement(shape=tuple(shape), splits=blocks)
         middle = draw(st.integers(0, placement.local_numel))  # as a distributed optimizer cuts it
         parts += [
             Part(placement=placement, start=start, stop=stop)

@@ -19,6 +19,16 @@ def _moment(difference: ReplicasDiffer) -> tuple[int, bool, int, int]:
     return key.step, late, key.microbatch, _PHASES.index(key.phase)
 
 
+_REDUCTION = (
+    "look at what should keep them equal: the reduction of this gradient over the tensor-parallel, "
+    "data-parallel or embedding group"
+)
+_FORWARD = (
+    "look at what should keep them equal: the all-reduce over the tensor-parallel group that makes this "
+    "tensor, or the one before it"
+)
+
+
 @rule("parallel.replicas_differ")
 def replicas_differ(facts: Facts) -> Iterable[Finding]:
     """Name the tensors of which ranks hold copies that are none: one finding for each run."""
@@ -39,8 +49,7 @@ def replicas_differ(facts: Facts) -> Iterable[Finding]:
                 f"{len(found)} records; first: {first.key.describe()}",
                 f"{groups} hold different bits",
             ),
-            remedy="look at what should keep them equal: the reduction of this gradient over the "
-            "tensor-parallel, data-parallel or embedding group",
+            remedy=_FORWARD if first.key.phase in (Phase.FPROP, Phase.DGRAD) else _REDUCTION,
             where=first.key,
             explains=tuple(o.key for o in facts.origins if o.key in {one.key for one in found}),
         )

@@ -124,6 +124,35 @@ def forward_and_rows(trainer):
     wrong_rows(trainer)
 
 
+def module_of(trainer, name):
+    return trainer.model[0].module.get_submodule(name)
+
+
+def on_last_rank(trainer, name, change):
+    """On the last tensor-parallel rank a module's output is ``change(output)``."""
+
+    def changed(module, args, output):
+        return (change(output[0]), *output[1:])
+
+    if tensor_rank() == trainer.settings.tp - 1:
+        module_of(trainer, name).register_forward_hook(changed)
+
+
+def scaled_output(trainer):
+    """One rank's shard of the output of a column-parallel linear is 1.001 times what it should be."""
+    on_last_rank(trainer, "decoder.layers.0.mlp.linear_fc1", lambda output: output * 1.001)
+
+
+def rolled_rows(trainer):
+    """One rank has the rows (tokens) of its shard of a column-parallel linear's output one place off."""
+    on_last_rank(trainer, "decoder.layers.1.mlp.linear_fc1", lambda output: output.roll(1, 0))
+
+
+def unreduced_output(trainer):
+    """The output of a row-parallel linear is each rank's own partial sum: its all-reduce is missing."""
+    module_of(trainer, "decoder.layers.0.self_attention.linear_proj").explicit_expert_comm = True
+
+
 FAULTS = (
     transposed_shard,
     scaled_gradient,
@@ -134,6 +163,9 @@ FAULTS = (
     wrong_rows,
     wrong_rows_at_step_3,
     forward_and_rows,
+    scaled_output,
+    rolled_rows,
+    unreduced_output,
 )
 PLANTS = {"": None, **{fault.__name__: fault for fault in FAULTS}}
 

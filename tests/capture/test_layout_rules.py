@@ -1,0 +1,213 @@
+"""Rules of activations: what is read, what each mistake is called, and where they put a tensor."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import pytest
+
+from mindspeed_precision.capture.activations import ActivationPlacer
+from mindspeed_precision.capture.layout_rules import load_file, load_layout_rules
+from mindspeed_precision.capture.names import Names
+from mindspeed_precision.errors import ConfigError
+from mindspeed_precision.record.placement import TENSOR_GROUP
+from mindspeed_precision.records import Phase, Placement, RankCoordinates, RecordKey, Role, Split, Unplaced
+
+GOOD = """
+schema: 1
+name: toy
+rules:
+  - classes: [Linear]
+    fqn: "*.first"
+    when: {sharded: true}
+    input: {"0": "s/sp b h"}
+    output: {"0": "s b f/weight[0]", "1": "..."}
+    grad_input: {"0": s b h +tp}
+"""
+
+
+def write(tmp_path, text, name="toy.yaml"):
+    folder = tmp_path / "layouts"
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(text)
+    return folder / name
+
+
+def test_read(tmp_path):
+    (rule,) = load_file(write(tmp_path, GOOD))
+    assert (rule.classes, rule.fqn, rule.when) == (("Linear",), ("*.first",), {"sharded": True})
+    first, second, third = rule.form("input", "0").dimensions
+    assert [(d.name, d.group, d.weight) for d in (first, second, third)] == [
+        ("s", "sp", None),
+        ("b", "", None),
+        ("h", "", None),
+    ]
+    assert rule.form("output", "0").dimensions[2].weight == 0
+    assert rule.form("output", "1").dimensions is None
+    assert rule.form("grad_output", "0") == rule.form("output", "0")
+    assert rule.form("grad_input", "0").summed == "tp"
+    assert rule.form("input", "weight") is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("schema: 1", "schema: 2", "another version of the layout rules format"),
+        ("name: toy", "name: other", "not the name of the file"),
+        ("when:", "whenever:", "whenever"),
+        ("s/sp b h", "s/xp b h", "rules[0].input.0: no dimension (found s/xp, expected s, s/tp, s/sp"),
+        ("s/sp b h", "s/weight[2] b h", "no dimension (found s/weight[2]"),
+        ("s/sp b h", "", "rules[0].input.0: no dimensions"),
+        ("+tp", "+dp", "rules[0].grad_input.0: no such group (found dp"),
+        ("rules:", "rules: [", "not readable as YAML"),
+        ('"*.first"', "3", "rules[0]: speaks of no module"),
+    ],
+)
+def test_a_mistake_is_one_clear_error(old, new, words, tmp_path):
+    assert old in GOOD
+    with pytest.raises(ConfigError, match=re.escape(words)) as caught:
+        load_file(write(tmp_path, GOOD.replace(old, new)))
+    assert "toy.yaml" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [("{}", "speaks of no module"), ("{classes: [A]}", "says nothing (found nothing, expected input")],
+)
+def test_a_rule_says_of_what_and_something(rule, words, tmp_path):
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        load_file(write(tmp_path, f"schema: 1\nname: toy\nrules: [{rule}]\n"))
+
+
+def test_rules_of_the_user_come_first(tmp_path):
+    write(tmp_path, GOOD)
+    rules = load_layout_rules([tmp_path])
+    assert rules[0].classes == ("Linear",)
+    assert len(rules) == 1 + len(load_layout_rules())
+
+
+def test_the_classes_and_attributes_of_the_shipped_rules_exist(megatron):
+    """In the sources of some version each, without importing it: a misspelt one would never fit."""
+    versions = ("0.12.1", "0.16.1", "0.17.1", "0.18.2", "0.19.2")
+    paths = [path for version in versions for path in (megatron(version) / "megatron/core").rglob("*.py")]
+    source = "\n".join(path.read_text() for path in paths)
+    classes = set(re.findall(r"^class (\w+)", source, re.MULTILINE))
+    foreign = {"CoreAttention", "Dropout"}  # of Megatron-LM before core had one, and of torch
+    for rule in load_layout_rules():
+        assert set(rule.classes) <= classes | foreign, rule.classes
+        for name in rule.when:
+            assert re.search(rf"\b{name}\b", source), name
+
+
+@dataclass
+class Config:
+    sequence_parallel: bool = False
+
+
+@dataclass
+class Root:
+    config: Config
+
+
+class ColumnParallelLinear:
+    """Named as Megatron's is: rules go by names."""
+
+    def __init__(self, *, gather_output=False):
+        self.gather_output = gather_output
+
+
+class MindSpeedLinear(ColumnParallelLinear):
+    """A class of MindSpeed's kind: it derives from Megatron's."""
+
+
+class Other:
+    """A module of which no rule speaks."""
+
+
+class Backend:
+    """A backend that can number shards."""
+
+    def begin_placed_digest(self, tensor, part, *, statistics, sketch=False):
+        raise NotImplementedError
+
+
+WEIGHT = Placement(shape=(12, 5), splits=(Split(dim=0, blocks=((3, 3), (9, 3))),))
+
+
+def placer(module, *, tp=2, sp=False, parameters=None, backend=None, rules=None, **sizes):
+    names = Names(
+        roots=(Root(Config(sequence_parallel=sp)),), modules=(("m.fc", module),), parameters=(), aliases={}
+    )
+    return ActivationPlacer(
+        backend=backend or Backend(),
+        rules=rules or load_layout_rules(),
+        names=names,
+        coordinates=RankCoordinates(tp_rank=1 if tp > 1 else 0, tp_size=tp, **sizes),
+        parameters={"m.fc.weight": WEIGHT} if parameters is None else parameters,
+    )
+
+
+def key(role, slot="0", phase=Phase.FPROP, fqn="m.fc"):
+    return RecordKey(step=0, microbatch=0, phase=phase, fqn=fqn, role=role, slot=slot)
+
+
+def test_a_column_parallel_linear_is_split_as_its_weight_is():
+    placed = placer(MindSpeedLinear())
+    output = placed.place(key(Role.OUTPUT), (4, 2, 6), "float32")
+    assert output == Placement(shape=(4, 2, 12), splits=(Split(dim=2, blocks=((3, 3), (9, 3))),))
+    assert placed.place(key(Role.GRAD_OUTPUT, phase=Phase.DGRAD), (4, 2, 6), "float32") == output
+    assert placed.place(key(Role.INPUT), (4, 2, 5), "float32") == Placement(shape=(4, 2, 5))
+    gemm = placed.place(key(Role.GRAD_OUTPUT, "", Phase.WGRAD), (8, 6), "float32")
+    assert gemm == Placement(shape=(8, 12), splits=(Split(dim=1, blocks=((3, 3), (9, 3))),))
+    assert placed.place(key(Role.OUTPUT), (4, 2, 6), "float32") is output  # asked again, it is found
+
+
+def test_sequence_parallelism_splits_the_tokens():
+    shared = placer(ColumnParallelLinear(), sp=True).place(key(Role.INPUT), (4, 2, 5), "float32")
+    assert shared == Placement(shape=(8, 2, 5), splits=(Split(dim=0, blocks=((4, 4),)),))
+
+
+def test_an_output_that_is_gathered_is_whole():
+    placed = placer(ColumnParallelLinear(gather_output=True))
+    assert placed.place(key(Role.OUTPUT), (4, 2, 12), "float32") == Placement(shape=(4, 2, 12))
+
+
+@pytest.mark.parametrize(
+    ("asked", "shape", "dtype", "reason"),
+    [
+        (key(Role.OUTPUT), (4, 2, 7), "float32", "is not as its layout rule says (s b f/weight[0])"),
+        (key(Role.OUTPUT), (8, 6), "float32", "is not as its layout rule says"),
+        (key(Role.OUTPUT), (4, 2, 6), "complex64", "no layout rule for complex64"),
+        (key(Role.OUTPUT, "7"), (4, 2, 6), "float32", "no layout rule for output[7] of ColumnParallelLinear"),
+        (key(Role.INPUT, "all_reduce"), (4, 2, 6), "float32", "no layout rule for what a collective is"),
+        (key(Role.OUTPUT, fqn="x"), (4, 2, 6), "float32", "of x, which is no module"),
+    ],
+)
+def test_what_no_rule_fits_is_not_placed(asked, shape, dtype, reason):
+    found = placer(ColumnParallelLinear()).place(asked, shape, dtype)
+    assert isinstance(found, Unplaced)
+    assert reason in found.reason
+
+
+def test_a_weight_that_has_no_placement_leaves_its_output_without_one():
+    found = placer(ColumnParallelLinear(), parameters={"m.fc.weight": None})
+    assert isinstance(found.place(key(Role.OUTPUT), (4, 2, 6), "float32"), Unplaced)
+    other = placer(Other()).place(key(Role.OUTPUT), (4, 2, 6), "float32")
+    assert other == Unplaced(reason="no layout rule for output[0] of Other")
+
+
+def test_nothing_is_said_where_nothing_is_split_or_can_be_numbered():
+    output, module = key(Role.OUTPUT), ColumnParallelLinear()
+    assert placer(module, tp=1, dp_size=4).place(output, (4, 2, 6), "float32") is None
+    assert placer(module, backend=object()).place(output, (4, 2, 6), "float32") is None
+    assert placer(module).place(key(Role.BATCH, phase=Phase.BATCH), (4, 2), "int64") is None
+
+
+def test_a_sum_over_the_group_is_marked(tmp_path):
+    write(tmp_path, GOOD.replace('fqn: "*.first"', 'fqn: "m.fc"').replace("[Linear]", "[Other]"))
+    module = Other()
+    module.sharded = True
+    placed = placer(module, rules=load_file(tmp_path / "layouts" / "toy.yaml"))
+    gradient = placed.place(key(Role.GRAD_INPUT, phase=Phase.DGRAD), (4, 2, 5), "float32")
+    assert gradient == Placement(shape=(4, 2, 5), partial=TENSOR_GROUP)
