@@ -50,6 +50,8 @@ _OTHER_TOKENS = "not summed yet over the context-parallel group"
 _OTHER_EXPERT_TOKENS = "an expert's tokens come from other ranks"
 _EXPERT = re.compile(r".*\.experts(?:\..*)?")
 """Names of what has the tokens of all ranks over which experts are distributed."""
+_GROUPED = re.compile(r".*\.experts\.weight\d+")
+"""A weight of several experts, which are others on other ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -348,7 +350,8 @@ def _splits_nothing(where: RankCoordinates) -> bool:
 
 def _placement(parameter: ParameterDeclaration, where: RankCoordinates) -> Placement | None:
     """Return where a parameter sits; one that nothing splits is whole also where its run does not say so."""
-    if parameter.placement is None and where.tp_size == 1:
+    other_experts = where.ep_size > 1 and _GROUPED.fullmatch(parameter.fqn)
+    if parameter.placement is None and where.tp_size == 1 and not other_experts:
         return Placement(shape=parameter.shape)
     return parameter.placement
 

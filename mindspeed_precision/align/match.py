@@ -17,6 +17,7 @@ from mindspeed_precision.align.compatible import (
     require_same_model,
 )
 from mindspeed_precision.align.conventions import with_conventions
+from mindspeed_precision.align.definition import of_one_definition
 from mindspeed_precision.align.lanes import describe_layouts, layouts_differ
 from mindspeed_precision.align.layout import canonical_runs, masters_of_one, unruled_notes
 from mindspeed_precision.align.mapping import Drop, Mapping, renamed
@@ -89,12 +90,14 @@ def align(baseline: Run, candidate: Run, mappings: Sequence[Mapping] = ()) -> Al
         mappings: names and conventions that differ.
 
     Raises:
-        IncomparableError: the parallel layouts or the models differ, or no rank or step is common.
+        IncomparableError: the parallel layouts or the models differ, no rank or step is common, or the
+            fingerprints are of two definitions and elements were not kept.
         ConfigError: a mapping speaks of neither run, or gives two records one name.
     """
     of_side: dict[Side, list[Mapping]] = {side: [] for side in Side}
     for mapping in mappings:
         of_side[mapping.side_of(baseline, candidate)].append(mapping)
+    baseline, candidate, definition_notes = of_one_definition(baseline, candidate)
     baseline, notes = renamed(baseline, of_side[Side.BASELINE], Side.BASELINE)
     candidate, candidate_notes = renamed(candidate, of_side[Side.CANDIDATE], Side.CANDIDATE)
     across = _Across.layouts(baseline, candidate)
@@ -118,7 +121,14 @@ def align(baseline: Run, candidate: Run, mappings: Sequence[Mapping] = ()) -> Al
             alone = [record for key, record in mine.items() if key not in other]
             rest = left.expected(side, alone, of_side[side])
             unmatched += _unmatched(side, rank, rest, other)
-    notes += [*candidate_notes, *across.notes, *foreign_notes(baseline, candidate), *rank_notes, *step_notes]
+    notes += [
+        *candidate_notes,
+        *definition_notes,
+        *across.notes,
+        *foreign_notes(baseline, candidate),
+        *rank_notes,
+        *step_notes,
+    ]
     return Alignment(
         baseline=baseline,
         candidate=candidate,

@@ -5,14 +5,13 @@
  * block of 1024 elements, blocks in order. So they are the same bits for every stride and on every processor
  * (compile with -ffp-contract=off).
  *
- * Plain C11; loops over arrays of known length, which compilers turn into vector instructions of the target.
+ * C11; loops over arrays of known length, which compilers turn into vector instructions of the target.
  */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#if defined(__AVX2__)
-#include <immintrin.h>
-#endif
+
+#include "digest_hash.h"
 
 enum { BLOCK = 1024, LANES = 16, BINS = 256, BUCKETS = 256, MAX_DIMS = 64, FEW_BINS = 28 };
 enum { PANEL_BYTES = 1 << 20, LINE = 64 };
@@ -36,7 +35,7 @@ typedef double doubles_t __attribute__((vector_size(WIDTH)));
 typedef float half_floats_t __attribute__((vector_size(WIDTH / 2)));
 enum { DOUBLES = WIDTH / 8, FLOATS = WIDTH / 4, PARTS = LANES / DOUBLES };
 
-static const uint64_t SEED = 0x9E3779B97F4A7C15u, UNORDERED_KEY = 0xD1B54A32D192ED03u;
+static const uint64_t SIGN_SEED = 0xABC98388FB8FAC03u, TURN_SEED = 0x9E3779B97F4A7C15u;
 
 /* What comes out; 64-bit words, read by position. The sketch is there if it is wanted. */
 struct digest {
@@ -46,12 +45,28 @@ struct digest {
     double sketch[BUCKETS];
 };
 
+/* Which elements of which canonical tensor, as backends/digest_kernel.py makes it. */
+struct tensor {
+    int64_t dims;
+    const int64_t *shape, *strides; /* [dims], in elements */
+    int64_t width, kind;            /* bytes of an element, and how to read it */
+    const float *table;             /* [256] numbers of one-byte elements */
+    int64_t runs;
+    const int64_t *starts, *lengths; /* [runs] of elements that are consecutive in the canonical tensor */
+};
+
+/* The element that comes next, in the canonical tensor. */
+struct cursor {
+    const int64_t *starts, *lengths;
+    int64_t run, used;
+};
+
 struct state {
     struct digest *out;
-    const float *table; /* [256] numbers of one-byte elements */
+    const float *table;
     int kind, width, wanted;
-    uint64_t position;  /* of the next block's first element */
-    int64_t filled;     /* bytes of `pending` in use */
+    struct cursor next;
+    int64_t filled; /* bytes of `pending` in use */
     uint32_t counts[4][BINS];
     double wide[BLOCK];
     float single[BLOCK];
@@ -59,45 +74,26 @@ struct state {
     unsigned char pending[BLOCK * 8];
 };
 
-/* mix64 after its first shift. */
-static inline uint64_t finish64(uint64_t x)
+/* Go on by up to n elements of one run; return how many, and where the first of them is. */
+static int advance(struct cursor *at, int n, int64_t *start)
 {
-    x *= 0xBF58476D1CE4E5B9u;
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
-    return x ^ (x >> 31);
+    const int64_t left = at->lengths[at->run] - at->used;
+    const int taken = n < left ? n : (int)left;
+    *start = at->starts[at->run] + at->used;
+    at->used += taken;
+    if (taken == left) at->run++, at->used = 0;
+    return taken;
 }
-
-static inline uint64_t mix64(uint64_t x)
-{
-    return finish64(x ^ (x >> 30));
-}
-
-/* Tensors need not be aligned to their elements: memcpy is how C says so, and compiles to a load. */
-#define DEFINE_HASH(TYPE)                                                                   \
-    static void hash_##TYPE(struct state *s, const unsigned char *data, int n)              \
-    {                                                                                       \
-        uint64_t ordered = 0, unordered = 0, first = s->position + SEED;                    \
-        for (int i = 0; i < n; i++) {                                                       \
-            TYPE element;                                                                   \
-            memcpy(&element, data + (size_t)i * sizeof element, sizeof element);            \
-            uint64_t bits = element;                                                        \
-            ordered += mix64(mix64(first + (uint64_t)i) ^ bits);                            \
-            unordered += finish64(bits ^ (bits >> 30) ^ UNORDERED_KEY ^ (UNORDERED_KEY >> 30)); \
-        }                                                                                   \
-        s->out->ordered += ordered;                                                         \
-        s->out->unordered += unordered;                                                     \
-    }
-DEFINE_HASH(uint8_t)
-DEFINE_HASH(uint16_t)
-DEFINE_HASH(uint32_t)
-DEFINE_HASH(uint64_t)
 
 static void hash_block(struct state *s, const unsigned char *data, int n)
 {
-    if (s->width == 1) hash_uint8_t(s, data, n);
-    else if (s->width == 2) hash_uint16_t(s, data, n);
-    else if (s->width == 4) hash_uint32_t(s, data, n);
-    else hash_uint64_t(s, data, n);
+    struct cursor at = s->next;
+    int64_t start;
+    for (int i = 0, taken; i < n; i += taken) {
+        taken = advance(&at, n - i, &start);
+        hash_bytes(data + i * s->width, (int64_t)taken * s->width, start * s->width, s->width, &s->out->ordered,
+                   &s->out->unordered);
+    }
 }
 
 static inline float float_of(uint32_t bits)
@@ -336,55 +332,72 @@ static void statistics_of_block(struct state *s, const unsigned char *data, int 
     else moments_of_doubles(s, n);
 }
 
+/* Flip the sign bits of `count` numbers, of which the first is element `start`. */
+static void flip_signs(double *wide, int count, int64_t start)
+{
+    for (int i = 0, part; i < count; i += part) {
+        const int shift = (int)((start + i) % 64);
+        const uint64_t signs = mix64((uint64_t)((start + i) / 64) + SIGN_SEED) >> shift;
+        part = 64 - shift < count - i ? 64 - shift : count - i;
+        for (int k = 0; k < part; k++) {
+            uint64_t bits;
+            memcpy(&bits, wide + i + k, sizeof bits);
+            bits ^= (signs >> k) << 63;
+            memcpy(wide + i + k, &bits, sizeof bits);
+        }
+    }
+}
+
 /* Add `wide`: blocks of 256 elements with random signs, each turned. */
 static void sketch_block(struct state *s, int n)
 {
-    for (int i = 0; i < n; i++) {
-        uint64_t bits, sign = mix64(s->position + (uint64_t)i + SEED) & ((uint64_t)1 << 63);
-        memcpy(&bits, &s->wide[i], sizeof bits);
-        bits ^= sign;
-        memcpy(&s->wide[i], &bits, sizeof bits);
-    }
-    for (int start = 0; start < n; start += BUCKETS) {
-        int count = n - start < BUCKETS ? n - start : BUCKETS;
-        int turn = (int)(mix64((s->position + (uint64_t)start) / BUCKETS + SEED) % BUCKETS);
-        int before = count < BUCKETS - turn ? count : BUCKETS - turn;
-        for (int i = 0; i < before; i++) s->out->sketch[turn + i] += s->wide[start + i];
-        for (int i = before; i < count; i++) s->out->sketch[turn + i - BUCKETS] += s->wide[start + i];
+    struct cursor at = s->next;
+    int64_t start;
+    for (int i = 0, taken; i < n; i += taken) {
+        taken = advance(&at, n - i, &start);
+        flip_signs(s->wide + i, taken, start);
+        for (int done = 0, count; done < taken; done += count) {
+            const int64_t place = start + done;
+            const double *numbers = s->wide + i + done;
+            const int left = BUCKETS - (int)(place % BUCKETS);
+            count = taken - done < left ? taken - done : left;
+            int turn = (int)((mix64((uint64_t)(place / BUCKETS) + TURN_SEED) + (uint64_t)place) % BUCKETS);
+            int before = count < BUCKETS - turn ? count : BUCKETS - turn;
+            for (int k = 0; k < before; k++) s->out->sketch[turn + k] += numbers[k];
+            for (int k = before; k < count; k++) s->out->sketch[turn + k - BUCKETS] += numbers[k];
+        }
     }
 }
 
 /* Take a block whose bits are all zero, as gradients are before the first accumulation; return 0 if it is none. */
 static int take_zeros(struct state *s, const unsigned char *data, int n)
 {
-    uint64_t any = 0, word, ordered = 0;
+    uint64_t any = 0, word;
     const int bytes = n * s->width;
-    if (s->kind == BITS_ONLY || s->kind == BY_TABLE || bytes % (int)sizeof word) return 0;
+    if ((s->wanted & STATISTICS && s->kind == BY_TABLE) || bytes % (int)sizeof word) return 0;
     for (int start = 0; start < bytes && !any; start += 512) {
         const int stop = start + 512 < bytes ? start + 512 : bytes;
         for (int i = start; i < stop; i += (int)sizeof word) memcpy(&word, data + i, sizeof word), any |= word;
     }
     if (any) return 0;
-    for (int i = 0; i < n; i++) ordered += mix64(mix64(s->position + (uint64_t)i + SEED));
-    s->out->ordered += ordered;
-    s->out->unordered += (uint64_t)n * mix64(UNORDERED_KEY);
     if (s->wanted & STATISTICS) {
         s->out->zeros += (uint64_t)n;
         s->out->exponents[0] += (uint64_t)n;
         if (s->out->low > 0) s->out->low = 0;
         if (s->out->high < 0) s->out->high = 0;
     }
-    s->position += (uint64_t)n;
     return 1;
 }
 
 static void take_block(struct state *s, const unsigned char *data, int n)
 {
-    if (take_zeros(s, data, n)) return;
-    hash_block(s, data, n);
-    if (s->wanted & STATISTICS) statistics_of_block(s, data, n);
-    if (s->wanted & SKETCH) sketch_block(s, n);
-    s->position += (uint64_t)n;
+    int64_t start;
+    if (!take_zeros(s, data, n)) {
+        hash_block(s, data, n);
+        if (s->wanted & STATISTICS) statistics_of_block(s, data, n);
+        if (s->wanted & SKETCH) sketch_block(s, n);
+    }
+    for (int i = 0; i < n;) i += advance(&s->next, n - i, &start);
 }
 
 /* Take the next elements in C order; blocks begin at multiples of BLOCK however they come. */
@@ -473,21 +486,27 @@ static void walk(struct state *s, const unsigned char *data, int dims, const int
         for (int64_t i = 0; i < sizes[0]; i++) walk(s, data + i * steps[0], dims - 1, sizes + 1, steps + 1);
 }
 
-/* Digest a tensor: `shape` and `strides` [dims] in elements of `width` bytes. Returns 0, or 1 where it cannot. */
-int msp_digest(const void *data, int dims, const int64_t *shape, const int64_t *strides, int width, int kind,
-               int wanted, const float *table, struct digest *out)
+/* Once, before any tensor. */
+void msp_prepare(void)
+{
+    draw_keys();
+}
+
+/* Digest a tensor. Returns 0, or 1 where it cannot. */
+int msp_digest(const void *data, const struct tensor *tensor, int wanted, struct digest *out)
 {
     int64_t sizes[MAX_DIMS], steps[MAX_DIMS];
     struct state s;
+    const int dims = (int)tensor->dims, width = (int)tensor->width;
     if (dims > MAX_DIMS) return 1;
     memset(out, 0, wanted & SKETCH ? sizeof *out : sizeof *out - sizeof out->sketch);
     out->low = __builtin_inf(), out->high = -__builtin_inf();
-    s.out = out, s.table = table, s.kind = kind, s.width = width, s.wanted = wanted;
-    s.position = 0, s.filled = 0;
+    s.out = out, s.table = tensor->table, s.kind = (int)tensor->kind, s.width = width, s.wanted = wanted;
+    s.next = (struct cursor){tensor->starts, tensor->lengths, 0, 0}, s.filled = 0;
     memset(s.counts, 0, sizeof s.counts);
     for (int d = 0; d < dims; d++)
-        if (!shape[d]) return 0;
-    walk(&s, data, merge(dims, shape, strides, width, sizes, steps), sizes, steps);
+        if (!tensor->shape[d]) return 0;
+    walk(&s, data, merge(dims, tensor->shape, tensor->strides, width, sizes, steps), sizes, steps);
     if (s.filled) take_block(&s, s.pending, (int)(s.filled / width));
     return 0;
 }

@@ -19,18 +19,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mindspeed_precision.backends.base import HostTensor
 from mindspeed_precision.record.elements import to_bits
+from mindspeed_precision.record.placement import canonical_index, runs_of
 from mindspeed_precision.record.sketch import BUCKETS, ROUNDOFF, has_sketch, pack, unpack
 from mindspeed_precision.record.statistics import EMPTY, digest_host
-from mindspeed_precision.records import Digest, Statistics
+from mindspeed_precision.records import Digest, Part, Placement, Split, Statistics
 
 SWITCH = "MINDSPEED_PRECISION_KERNEL"
 SOURCE = Path(__file__).with_name("digest_kernel.c")
+INCLUDED = Path(__file__).with_name("digest_hash.h")
 COMPILERS = ("cc", "gcc", "clang")
 BASE_FLAGS = ("-std=c11", "-O3", "-ffp-contract=off", "-fno-strict-aliasing", "-shared", "-fPIC")
 TARGET_FLAGS = (("-march=native", "-mprefer-vector-width=512"), ("-march=native",), ("-mcpu=native",), ())
@@ -39,7 +42,9 @@ TARGET_FLAGS = (("-march=native", "-mprefer-vector-width=512"), ("-march=native"
 _INTEGERS, _FLOATS, _BINS = 5, 4, 256
 _EXPONENTS = _INTEGERS + _FLOATS
 _SKETCH = _EXPONENTS + _BINS
-_STATISTICS, _WITH_SKETCH = 1, 2
+STATISTICS, SKETCH = 1, 2
+"""What is wanted beside the fingerprints."""
+
 _WORDS, _WORDS_WITH_SKETCH = ctypes.c_uint64 * _SKETCH, ctypes.c_uint64 * (_SKETCH + BUCKETS)
 
 
@@ -122,6 +127,65 @@ class HostSums:
         return Digest(fingerprint=ordered, unordered=unordered, statistics=moments, sketch=sketch)
 
 
+class _Tensor(ctypes.Structure):
+    """``struct tensor`` of the C source."""
+
+    _fields_ = (
+        ("dims", ctypes.c_int64),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("width", ctypes.c_int64),
+        ("kind", ctypes.c_int64),
+        ("table", ctypes.c_void_p),
+        ("runs", ctypes.c_int64),
+        ("starts", ctypes.c_void_p),
+        ("lengths", ctypes.c_void_p),
+    )
+
+
+class Geometry:
+    """Which elements a tensor has and where they lie; made once for all tensors that are alike.
+
+    Args:
+        shape: logical shape, 64 dimensions at most.
+        strides: in elements, as many; any sign, zero included.
+        reading: how to read an element.
+        runs: ``record.placement.runs_of`` what the tensor holds of a canonical one; None: it is whole.
+
+    Attributes:
+        numel: elements (two per complex element).
+        reading: as given.
+    """
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        strides: Sequence[int],
+        reading: Reading,
+        *,
+        runs: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None,
+    ) -> None:
+        self.numel, self.reading = math.prod(shape), reading
+        whole = np.zeros(1, np.int64), np.array([self.numel], np.int64)
+        starts, lengths = (np.ascontiguousarray(one, np.int64) for one in runs or whole)
+        assert len(starts) == len(lengths)
+        assert int(lengths.sum()) == self.numel
+        places = np.array([*shape, *strides], np.int64)
+        self._kept = places, starts, lengths, reading.table
+        self._plain = _Tensor(
+            dims=len(shape),
+            shape=places.ctypes.data,
+            strides=places.ctypes.data + len(shape) * places.itemsize,
+            width=reading.width,
+            kind=reading.kind,
+            table=None if reading.table is None else reading.table.ctypes.data,
+            runs=len(starts),
+            starts=starts.ctypes.data,
+            lengths=lengths.ctypes.data,
+        )
+        self.address = ctypes.addressof(self._plain)
+
+
 class DigestKernel:
     """The compiled kernel.
 
@@ -137,57 +201,35 @@ class DigestKernel:
         loaded = ctypes.CDLL(str(library))  # releases the GIL while it runs
         pointer, integer = ctypes.c_void_p, ctypes.c_int
         self._digest = loaded.msp_digest
-        self._digest.argtypes = [
-            pointer,
-            integer,
-            pointer,
-            pointer,
-            integer,
-            integer,
-            integer,
-            pointer,
-            pointer,
-        ]
+        self._digest.argtypes = [pointer, pointer, integer, pointer]
         self._digest.restype = integer
+        loaded.msp_prepare()
 
-    def sums(
-        self,
-        address: int,
-        shape: Sequence[int],
-        strides: Sequence[int],
-        reading: Reading,
-        *,
-        statistics: bool,
-        sketch: bool = False,
-    ) -> HostSums:
+    def into(self, address: int, geometry: Geometry, wanted: int, out: int) -> None:
         """Digest a tensor in host memory.
 
         Args:
             address: of its first element.
-            shape: logical shape, 64 dimensions at most.
-            strides: in elements, as many; any sign, zero included.
-            reading: how to read an element.
+            geometry: of the tensor.
+            wanted: ``STATISTICS``, with or without ``SKETCH``, or 0.
+            out: where to write ``struct digest``: 265 words of 64 bits, with a sketch 521.
+        """
+        failed = self._digest(address, geometry.address, wanted, out)
+        assert not failed
+
+    def sums(self, address: int, geometry: Geometry, *, statistics: bool, sketch: bool = False) -> HostSums:
+        """Digest a tensor in host memory.
+
+        Args:
+            address: of its first element.
+            geometry: of the tensor.
             statistics: also the moments.
             sketch: also the sketch; asked for with statistics only.
         """
-        dims = len(shape)
         words = _WORDS_WITH_SKETCH() if sketch else _WORDS()
-        vector = ctypes.c_int64 * dims
-        table = None if reading.table is None else reading.table.ctypes.data
-        wanted = (_STATISTICS if statistics else 0) | (_WITH_SKETCH if sketch else 0)
-        failed = self._digest(
-            address,
-            dims,
-            vector(*shape),
-            vector(*strides),
-            reading.width,
-            reading.kind,
-            wanted,
-            table,
-            words,
-        )
-        assert not failed
-        return HostSums(words=words, numel=math.prod(shape), statistics=statistics, sketch=sketch)
+        wanted = (STATISTICS if statistics else 0) | (SKETCH if sketch else 0)
+        self.into(address, geometry, wanted, ctypes.addressof(words))
+        return HostSums(words=words, numel=geometry.numel, statistics=statistics, sketch=sketch)
 
     def agrees(self) -> bool:
         """Tell whether it gives the numbers of the definition, on a few tensors of every type."""
@@ -207,9 +249,33 @@ class DigestKernel:
 
     def _agrees_with(self, host: HostTensor, reading: Reading) -> bool:
         bits, sketch = host.bits, reading.floating
-        strides = [stride // reading.width for stride in bits.strides]
-        found = self.sums(bits.ctypes.data, bits.shape, strides, reading, statistics=True, sketch=sketch)
-        return _same(found.digest(), digest_host(host, statistics=True, sketch=sketch))
+        placed = Part(placement=_sample_placement(bits.size), start=1, stop=bits.size + 1)
+        for part in (None, placed):
+            found = self.sums(
+                bits.ctypes.data, geometry_of(bits, reading, part), statistics=True, sketch=sketch
+            )
+            index = None if part is None else canonical_index(part)
+            if not _same(found.digest(), digest_host(host, statistics=True, sketch=sketch, index=index)):
+                return False
+        return True
+
+
+def _sample_placement(count: int) -> Placement:
+    """Return a placement of more than ``count`` elements that no block, word or vector begins with."""
+    rows = count // 35 + 2
+    return Placement(shape=(rows, 7, 13), splits=(Split(dim=1, blocks=((1, 2), (5, 1))),))
+
+
+def geometry_of(bits: NDArray[Any], reading: Reading, part: Part | None = None) -> Geometry:
+    """Return the geometry of an array.
+
+    Args:
+        bits: ``[...]`` unsigned integers of the elements' width.
+        reading: how to read an element.
+        part: what it holds of a canonical tensor; None: it is whole.
+    """
+    strides = [stride // reading.width for stride in bits.strides]
+    return Geometry(bits.shape, strides, reading, runs=None if part is None else runs_of(part))
 
 
 def _same(found: Digest, wanted: Digest) -> bool:
@@ -244,8 +310,16 @@ def digest_kernel() -> tuple[DigestKernel | None, str]:
     return kernel, f"compiled by {how}"
 
 
-def digest_on_host(host: HostTensor, *, statistics: bool, sketch: bool = False) -> Digest:
+def digest_on_host(
+    host: HostTensor, *, statistics: bool, sketch: bool = False, part: Part | None = None
+) -> Digest:
     """Return what ``record.statistics.digest_host`` does, by the kernel where there is one.
+
+    Args:
+        host: the tensor.
+        statistics: also the moments.
+        sketch: also the sketch.
+        part: what it holds of a canonical tensor; None: it is whole.
 
     Raises:
         IncomparableError: more than fingerprints was asked for and the element type has no known numbers.
@@ -253,11 +327,11 @@ def digest_on_host(host: HostTensor, *, statistics: bool, sketch: bool = False) 
     kernel, _ = digest_kernel()
     reading, bits = KINDS.get(_COMPONENTS.get(host.dtype, host.dtype)), host.bits
     if kernel is None or reading is None or bits.ndim >= MAX_DIMS:
-        return digest_host(host, statistics=statistics, sketch=sketch)
-    strides = [stride // reading.width for stride in bits.strides]
+        index = None if part is None else canonical_index(part)
+        return digest_host(host, statistics=statistics, sketch=sketch, index=index)
     sketch = sketch and statistics and has_sketch(host.dtype, bits.size)
-    found = kernel.sums(bits.ctypes.data, bits.shape, strides, reading, statistics=statistics, sketch=sketch)
-    return found.digest()
+    geometry = geometry_of(bits, reading, part)
+    return kernel.sums(bits.ctypes.data, geometry, statistics=statistics, sketch=sketch).digest()
 
 
 def _compiled() -> tuple[Path, str]:
@@ -271,7 +345,8 @@ def _compiled() -> tuple[Path, str]:
     if compiler is None:
         raise OSError(f"none of {', '.join(names)} is installed")
     directory, failure = _cache(), ""
-    key = hashlib.blake2b(SOURCE.read_bytes() + _processor() + compiler.encode(), digest_size=8).hexdigest()
+    text = SOURCE.read_bytes() + INCLUDED.read_bytes() + _processor() + compiler.encode()
+    key = hashlib.blake2b(text, digest_size=8).hexdigest()
     for target in TARGET_FLAGS:
         flags = [*BASE_FLAGS, *target]
         library = directory / f"digest-{key}-{len(target)}{'m' if '-mcpu=native' in target else ''}.so"
@@ -288,7 +363,7 @@ def _compile(compiler: str, flags: Sequence[str], library: Path) -> str:
     os.close(handle)
     try:
         done = subprocess.run(
-            [compiler, *flags, str(SOURCE), "-o", part],
+            [compiler, *flags, f"-I{INCLUDED.parent}", str(SOURCE), "-o", part],
             capture_output=True,
             text=True,
             timeout=120,

@@ -9,8 +9,8 @@ operator has ended before the next line of Python runs, so this adds no further 
 the first operator it does nothing, in silence: then an error of an earlier operator can surface here.)
 
 On an accelerator this costs one copy to the host for each tensor. To digest there instead, as
-``torch_digest`` does, a device needs kernels for a view of the bits as integers, and for int64 exclusive or,
-right shift, multiplication and sum (the last two modulo 2^64); none of this was tried on Ascend.
+``torch_fingerprint`` does in lanes of 32 bits, a device needs kernels for a view of the bits as integers, and
+for int32 shifts, multiplication and sums; none of this was tried on Ascend.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ from mindspore._c_expression import TensorPy
 from mindspeed_precision.backends.base import HostTensor
 from mindspeed_precision.backends.digest_kernel import digest_on_host
 from mindspeed_precision.errors import PrecisionError
-from mindspeed_precision.record.placement import canonical_index
-from mindspeed_precision.record.statistics import digest_host
 from mindspeed_precision.records import Digest, Layout, Part
 
 _BITS_ONLY = ("hifloat8",)
@@ -104,12 +102,7 @@ class MindSporeBackend:
                 expected=f"{part.stop - part.start} real numbers",
             )
         numbers = host.dtype not in _BITS_ONLY
-        return digest_host(
-            host,
-            statistics=statistics and numbers,
-            sketch=sketch and numbers,
-            index=None if part.whole else canonical_index(part),
-        )
+        return digest_on_host(host, statistics=statistics and numbers, sketch=sketch and numbers, part=part)
 
     def finish_digests(self, handles: Sequence[Digest]) -> list[Digest]:
         """Return the digests; there is nothing left to wait for."""

@@ -17,13 +17,15 @@ from mindspeed_precision.backends.digest_kernel import (
     BITS_ONLY,
     MAX_DIMS,
     DigestKernel,
+    Geometry,
     HostSums,
     Reading,
     digest_kernel,
     reading_of,
 )
-from mindspeed_precision.backends.torch_digest import ELEMENTS, Sums, element_of, sums_of
+from mindspeed_precision.backends.torch_digest import ELEMENTS, Sums, element_of, require_part, sums_of
 from mindspeed_precision.errors import PrecisionError
+from mindspeed_precision.record.placement import runs_of
 from mindspeed_precision.record.sketch import BUCKETS, ROUNDOFF, SINGLE_ROUNDOFF, pack
 from mindspeed_precision.record.statistics import EMPTY
 from mindspeed_precision.records import Digest, Layout, Part, Sketch, Statistics
@@ -77,19 +79,22 @@ class TorchBackend:
             PrecisionError: the tensor cannot be read as dense elements of a known type.
         """
         if self._kernel is not None and tensor.device.type == "cpu" and tensor.dim() < MAX_DIMS:
-            return _host_sums(self._kernel, tensor, statistics=statistics, sketch=sketch)
+            return _host_sums(self._kernel, tensor, None, statistics=statistics, sketch=sketch)
         # inference mode: nothing of what follows is recorded by autograd or counted as a write
         with torch.inference_mode():
             return sums_of(_readable(tensor), statistics=statistics, sketch=sketch)
 
     def begin_placed_digest(
         self, tensor: torch.Tensor, part: Part, *, statistics: bool, sketch: bool = False
-    ) -> Sums:
+    ) -> Sums | HostSums:
         """Enqueue the digest of a part of a canonical tensor, with its elements numbered as they are there.
 
         Raises:
             PrecisionError: as ``begin_digest``; or the tensor does not have the part's number of elements.
         """
+        require_part(tensor, part)
+        if self._kernel is not None and tensor.device.type == "cpu" and tensor.dim() < MAX_DIMS:
+            return _host_sums(self._kernel, tensor, part, statistics=statistics, sketch=sketch)
         with torch.inference_mode():
             return sums_of(_readable(tensor), statistics=statistics, sketch=sketch, part=part)
 
@@ -138,7 +143,9 @@ def _reading(dtype: torch.dtype) -> Reading:
     return reading_of(name, width=dtype.itemsize, numbers=numbers, floating=element.floating)
 
 
-def _host_sums(kernel: DigestKernel, tensor: torch.Tensor, *, statistics: bool, sketch: bool) -> HostSums:
+def _host_sums(
+    kernel: DigestKernel, tensor: torch.Tensor, part: Part | None, *, statistics: bool, sketch: bool
+) -> HostSums:
     with torch.inference_mode():
         real = _readable(tensor)
         if real.is_complex():
@@ -148,7 +155,8 @@ def _host_sums(kernel: DigestKernel, tensor: torch.Tensor, *, statistics: bool, 
     sketch = sketch and statistics and reading.floating and numel > 1
     contiguous = real.is_contiguous()
     shape, strides = ((numel,), (1,)) if contiguous else (real.shape, real.stride())
-    return kernel.sums(real.data_ptr(), shape, strides, reading, statistics=statistics, sketch=sketch)
+    geometry = Geometry(shape, strides, reading, runs=None if part is None else runs_of(part))
+    return kernel.sums(real.data_ptr(), geometry, statistics=statistics, sketch=sketch)
 
 
 def _readable(tensor: torch.Tensor) -> torch.Tensor:

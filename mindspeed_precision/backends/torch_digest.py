@@ -8,17 +8,21 @@ not care about order, so the integer results are the same on every device.
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from functools import lru_cache
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from mindspeed_precision.backends import torch_tables as tables
+from mindspeed_precision.backends.torch_fingerprint import fingerprint_sums, scattered_sums
 from mindspeed_precision.errors import PrecisionError
-from mindspeed_precision.record.fingerprint import MASK64, MULTIPLIERS, SEED, SHIFTS, UNORDERED_KEY
+from mindspeed_precision.record.fingerprint import WORDS
+from mindspeed_precision.record.placement import runs_of
 from mindspeed_precision.record.sketch import BUCKETS
-from mindspeed_precision.records import Part, Placement, Split
+from mindspeed_precision.records import Part
 
 CPU_PIECE = 1 << 16
 """Elements per pass on a CPU: temporaries of 1 MiB stay near its cache; smaller ones cost more in calls."""
@@ -26,23 +30,11 @@ CPU_PIECE = 1 << 16
 DEVICE_PIECE = 1 << 20
 """Elements per pass on an accelerator: temporaries of 16 MiB, kernels long enough to hide their launch."""
 
-TABLE_LIMIT = 1 << 22
-"""Positions whose keys are kept per device (64 MiB); keys beyond are computed when needed."""
-
-KEPT_BLOCKS = CPU_PIECE >> 8
-"""Blocks of 256 elements of which the sketch's turns are kept per device (0.5 MiB): all of a small tensor."""
+LONG_RUN = 1 << 12
+"""Elements from which on a run of a shard is worth operations of its own."""
 
 _LANES = 1024
 """Copies of the histogram on an accelerator, so that equal exponents do not queue for one counter."""
-
-
-def _signed(value: int) -> int:
-    return value - (1 << 64) if value >> 63 else value
-
-
-_SIGN_BIT = -(1 << 63)
-_MULTIPLIERS = tuple(_signed(value) for value in MULTIPLIERS)
-_SHIFTS = tuple((shift, MASK64 >> shift) for shift in SHIFTS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,24 +43,17 @@ class Element:
 
     Attributes:
         view: integer type of the same width.
-        mask: zero-extends ``view`` to 64 bits; 0 where nothing is to be done.
         floating: may hold NaN and infinities.
         numbers: can be converted to float32; other types get no statistics.
     """
 
     view: torch.dtype
-    mask: int
     floating: bool
     numbers: bool = True
 
 
 def _elements() -> dict[torch.dtype, Element]:
-    widths = {
-        1: (torch.uint8, 0),
-        2: (torch.int16, 0xFFFF),
-        4: (torch.int32, 0xFFFFFFFF),
-        8: (torch.int64, 0),
-    }
+    widths = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     floating = ["float16", "bfloat16", "float32", "float64"]
     floating += ["float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"]
     integers = [f"{sign}int{width}" for sign in ("", "u") for width in (8, 16, 32, 64)]
@@ -76,9 +61,8 @@ def _elements() -> dict[torch.dtype, Element]:
     for name in [*floating, *integers, "bool", "float4_e2m1fn_x2"]:
         dtype = getattr(torch, name, None)  # older builds lack the newer types
         if dtype is not None:
-            view, mask = widths[dtype.itemsize]
             numbers = name != "float4_e2m1fn_x2"  # two elements per byte: bits only
-            table[dtype] = Element(view=view, mask=mask, floating=name in floating, numbers=numbers)
+            table[dtype] = Element(view=widths[dtype.itemsize], floating=name in floating, numbers=numbers)
     return table
 
 
@@ -133,6 +117,19 @@ class Sums:
             self.sketch = self.sketch + other.sketch
 
 
+def require_part(tensor: torch.Tensor, part: Part) -> None:
+    """Require that a tensor has the elements of a part.
+
+    Raises:
+        PrecisionError: it has another number of them.
+    """
+    if tensor.is_complex() or tensor.numel() != part.stop - part.start:
+        found, expected = f"{tensor.numel()} of {tensor.dtype}", f"{part.stop - part.start} real numbers"
+        raise PrecisionError(
+            "not the part of the parameter that it should be", found=found, expected=expected
+        )
+
+
 def sums_of(
     tensor: torch.Tensor, *, statistics: bool, sketch: bool = False, part: Part | None = None
 ) -> Sums:
@@ -142,16 +139,11 @@ def sums_of(
         tensor: ``[...]`` dense, any strides, already detached.
         statistics: also the moments.
         sketch: also the sketch, if the moments are taken and it is a floating type of several elements.
-        part: which elements of a canonical tensor these are; None: it is whole.
+        part: which elements of a canonical tensor these are, as many; None: it is whole.
 
     Raises:
-        PrecisionError: the element type is unknown, or ``part`` does not fit.
+        PrecisionError: the element type is unknown.
     """
-    if part is not None and (tensor.is_complex() or tensor.numel() != part.stop - part.start):
-        found, expected = f"{tensor.numel()} of {tensor.dtype}", f"{part.stop - part.start} real numbers"
-        raise PrecisionError(
-            "not the part of the parameter that it should be", found=found, expected=expected
-        )
     per_element = 2 if tensor.is_complex() else 1
     real = tensor.dtype.to_real() if per_element == 2 else tensor.dtype
     element = element_of(real)
@@ -167,16 +159,15 @@ def sums_of(
     first = True
     limit = CPU_PIECE if tensor.device.type == "cpu" else DEVICE_PIECE
     for flat, places in _placed_pieces(tensor, limit, per_element, part):
-        keys = places.keys()
         sums = Sums(
             device=total.device,
             numel=flat.numel(),
             statistics=statistics,
-            integers=[_fingerprint_sums(flat, element, keys)],
+            integers=[places.fingerprints(flat.view(element.view))],
         )
         if statistics:
             clean = _add_statistics(sums, flat, element)
-            sums.sketch = places.sketch(clean, keys[0]) if sketch else None
+            sums.sketch = places.sketch(clean) if sketch else None
         if first:
             total.integers, total.floats, total.sketch = sums.integers, sums.floats, sums.sketch
         else:
@@ -190,7 +181,8 @@ def _pieces(tensor: torch.Tensor, limit: int) -> Iterator[torch.Tensor]:
     numel = tensor.numel()
     if numel <= limit:
         if numel:
-            yield tensor.reshape(-1)
+            flat = tensor.reshape(-1).contiguous()
+            yield flat if flat.stride(0) == 1 else flat.as_strided((1,), (1,))  # one element has any stride
     elif tensor.is_contiguous():
         yield from tensor.view(-1).split(limit)
     else:
@@ -201,102 +193,74 @@ def _pieces(tensor: torch.Tensor, limit: int) -> Iterator[torch.Tensor]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Run:
-    """Elements that follow each other in the canonical tensor.
-
-    Attributes:
-        start: position of the first one.
-        count: how many they are.
-        device: where they are.
-    """
+    """Elements that follow each other in the canonical tensor, from ``start``."""
 
     start: int
-    count: int
-    device: torch.device
 
-    def keys(self) -> torch.Tensor:
-        return KEYS.rows(self.start, self.count, self.device)
+    def fingerprints(self, flat: torch.Tensor) -> torch.Tensor:
+        return fingerprint_sums(flat, self.start)
 
-    def sketch(self, clean: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        return _sketch_sums(clean, keys, self.start)
+    def sketch(self, clean: torch.Tensor) -> torch.Tensor:
+        return _sketch_sums(clean, self.start)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Scattered:
-    """Elements anywhere in the canonical tensor, ``index`` ``[n]`` their positions."""
+    """Elements anywhere in a canonical tensor of ``numel``, ``index`` ``[n]`` their positions."""
 
     index: torch.Tensor
+    numel: int
 
-    def keys(self) -> torch.Tensor:
-        return _keys_of(self.index)
+    def fingerprints(self, flat: torch.Tensor) -> torch.Tensor:
+        blocks = -(-self.numel * flat.dtype.itemsize // (4 * WORDS))
+        return scattered_sums(flat, self.index, blocks)
 
-    def sketch(self, clean: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        return _scattered_sketch_sums(clean, keys, self.index)
+    def sketch(self, clean: torch.Tensor) -> torch.Tensor:
+        return _scattered_sketch_sums(clean, self.index)
 
 
 def _placed_pieces(
     tensor: torch.Tensor, limit: int, per_element: int, part: Part | None
 ) -> Iterator[tuple[torch.Tensor, _Run | _Scattered]]:
     """Yield flat pieces with where they are in the canonical tensor."""
-    start, device = 0, tensor.device
-    rows = part is None or _by_rows(part.placement)
-    if part is not None and not rows:
-        width = _width(part.placement, part.placement.splits[-1])
-        limit = max(limit // width, 1) * width  # whole rows, so that nothing is divided
+    start = 0
     for piece in _pieces(tensor, limit):
         flat = torch.view_as_real(piece).reshape(-1) if per_element == 2 else piece
         count = flat.numel()
         if part is None:
-            yield flat, _Run(start=start, count=count, device=device)
-        elif rows:
-            for offset, place, length in _runs(part, start, count):
-                yield flat[offset : offset + length], _Run(start=place, count=length, device=device)
+            yield flat, _Run(start=start)
         else:
-            yield flat, _Scattered(index=_index(part, start, count, device))
+            starts, lengths = _runs(part, start, start + count)
+            if len(starts) * LONG_RUN > count and len(starts) > 1:
+                index = _index(starts, lengths, count, tensor.device)
+                yield flat, _Scattered(index=index, numel=math.prod(part.placement.shape))
+            else:
+                for one, place in zip(flat.split(lengths.tolist()), starts.tolist(), strict=True):
+                    yield one, _Run(start=place)
         start += count
 
 
-def _by_rows(placement: Placement) -> bool:
-    """Tell whether a rank holds a few ranges of the canonical tensor: the split is of its first dimension."""
-    if placement.whole:
-        return True
-    return len(placement.splits) == 1 and math.prod(placement.shape[: placement.splits[0].dim]) == 1
+_all_runs = lru_cache(maxsize=256)(runs_of)
 
 
-def _runs(part: Part, start: int, count: int) -> Iterator[tuple[int, int, int]]:
-    """Yield ``(offset in the piece, canonical position, length)`` of a piece of a tensor split by rows."""
-    placement, first = part.placement, part.start + start
-    blocks: tuple[tuple[int, int], ...] = ((0, placement.local_numel),)
-    inner = 1
-    if not placement.whole:
-        (split,) = placement.splits
-        blocks, inner = split.blocks, math.prod(placement.shape[split.dim + 1 :])
-    before = 0
-    for place, length in blocks:
-        low, high = max(first, before * inner), min(first + count, (before + length) * inner)
-        if low < high:
-            yield low - first, place * inner + low - before * inner, high - low
-        before += length
+def _runs(part: Part, start: int, stop: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the runs of elements ``[start, stop)`` of what a part holds."""
+    starts, lengths = _all_runs(part)
+    ends = np.cumsum(lengths)
+    first, last = np.searchsorted(ends, start, "right"), np.searchsorted(ends, stop, "left") + 1
+    starts, lengths, ends = starts[first:last], lengths[first:last], ends[first:last]
+    before = np.maximum(start - (ends - lengths), 0)
+    return starts + before, np.minimum(ends, stop) - np.maximum(ends - lengths, start)
 
 
-def _width(placement: Placement, split: Split) -> int:
-    """Return how many elements of a rank lie in one row of the last split dimension."""
-    return split.held * math.prod(placement.shape[split.dim + 1 :])
-
-
-def _fingerprint_sums(part: torch.Tensor, element: Element, keys: torch.Tensor) -> torch.Tensor:
-    bits = part.view(element.view).to(torch.int64)
-    if element.mask:
-        bits = bits & element.mask
-    return _mix(bits ^ keys).sum(1)
-
-
-def _mix(values: torch.Tensor) -> torch.Tensor:
-    """Apply ``mix64`` in place to int64 ``values``; ``>>`` copies the sign, the masks take it away."""
-    for (shift, mask), multiplier in zip(_SHIFTS, (*_MULTIPLIERS, None), strict=True):
-        values.bitwise_xor_((values >> shift).bitwise_and_(mask))
-        if multiplier is not None:
-            values.mul_(multiplier)
-    return values
+def _index(
+    starts: NDArray[np.int64], lengths: NDArray[np.int64], count: int, device: torch.device
+) -> torch.Tensor:
+    """Return the canonical index of the elements of runs, ``[count]`` int64."""
+    jumps = torch.from_numpy(starts - (np.cumsum(lengths) - lengths)).to(device, non_blocking=True)
+    repeats = torch.from_numpy(lengths).to(device, non_blocking=True)
+    local = torch.arange(count, dtype=torch.int64, device=device)
+    return local.add_(torch.repeat_interleave(jumps, repeats, output_size=count))
 
 
 def widest_float(device: torch.device) -> torch.dtype:
@@ -322,94 +286,46 @@ def _add_statistics(sums: Sums, part: torch.Tensor, element: Element) -> torch.T
     return clean
 
 
-def _sketch_sums(clean: torch.Tensor, keys: torch.Tensor, start: int) -> torch.Tensor:
+def _sketch_sums(clean: torch.Tensor, start: int) -> torch.Tensor:
     """Return the sketch of a part, ``[256]``: the sum of its blocks of 256 elements, each turned.
 
     Gathered rather than scattered: no order of atomic additions, so the same numbers every time.
 
     Args:
         clean: ``[n]`` finite elements.
-        keys: ``[n]`` of their positions; the sign is the top bit.
         start: position of the first one.
     """
-    if clean.dtype == torch.float64:  # a flip of the sign bit takes a tenth of the time of a choice
-        signed = (keys & _SIGN_BIT).bitwise_xor_(clean.view(torch.int64)).view(torch.float64)
-    else:
-        signed = torch.where(keys < 0, -clean, clean)
+    signed = _with_signs(clean, tables.SIGNS.rows(start, len(clean), clean.device))
     before, after = start % BUCKETS, -(start + len(clean)) % BUCKETS
     if before or after:
         signed = torch.nn.functional.pad(signed, (before, after))
     blocks = signed.view(-1, BUCKETS)
-    turned = blocks.gather(1, KEYS.sources(start // BUCKETS, len(blocks), clean.device))
+    turned = blocks.gather(1, tables.SOURCES.rows(start // BUCKETS, len(blocks), clean.device))
     return turned[0] if len(blocks) == 1 else turned.sum(0)
 
 
-def _scattered_sketch_sums(clean: torch.Tensor, keys: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+def _scattered_sketch_sums(clean: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     """Return the sketch of elements anywhere in a tensor, ``[256]``.
 
     Args:
         clean: ``[n]`` finite elements.
-        keys: ``[n]`` of their positions; the sign is the top bit.
         index: ``[n]`` their positions.
     """
-    turns = _mix((index >> 8).add_(_signed(SEED)))
-    bucket = turns.add_(index).bitwise_and_(BUCKETS - 1)
-    signed = torch.where(keys < 0, -clean, clean)
+    bucket = tables.turns(index >> 8).add_(index).bitwise_and_(BUCKETS - 1)
+    signed = _with_signs(clean, tables.sign_bits(index))
     return torch.zeros(BUCKETS, dtype=clean.dtype, device=clean.device).index_add_(0, bucket, signed)
 
 
-def _index(part: Part, start: int, count: int, device: torch.device) -> torch.Tensor:
-    """Return the canonical index of ``count`` elements of a part from ``start``, ``[count]`` int64.
-
-    As ``record.placement.canonical_index``, in operations of the device: nothing is copied to it. Of whole
-    rows no element is divided.
-    """
-    placement, first = part.placement, part.start + start
-    *outer, last = placement.splits
-    width, inner = _width(placement, last), math.prod(placement.shape[last.dim + 1 :])
-    scale = placement.shape[last.dim] * inner
-    if first % width == 0 and count % width == 0:
-        along = _along(last, torch.arange(width, dtype=torch.int64, device=device), inner)
-        rows = torch.arange(first // width, (first + count) // width, dtype=torch.int64, device=device)
-        return _outside(placement, outer, rows, last.dim).mul_(scale).unsqueeze(1).add(along).reshape(-1)
-    local = torch.arange(first, first + count, dtype=torch.int64, device=device)
-    row = torch.div(local, width, rounding_mode="floor")
-    along = _along(last, local.sub_(row * width), inner)
-    return _outside(placement, outer, row, last.dim).mul_(scale).add_(along)
-
-
-def _outside(placement: Placement, splits: Sequence[Split], rows: torch.Tensor, end: int) -> torch.Tensor:
-    """Return the canonical numbers of a rank's rows, ``[n]``, over the dimensions before ``end``."""
-    if not splits:
-        return rows
-    *outer, last = splits
-    inner = math.prod(placement.shape[last.dim + 1 : end])
-    width = last.held * inner
-    above = torch.div(rows, width, rounding_mode="floor")
-    along = _along(last, rows - above * width, inner)
-    return _outside(placement, outer, above, last.dim).mul_(placement.shape[last.dim] * inner).add_(along)
-
-
-def _along(split: Split, column: torch.Tensor, inner: int) -> torch.Tensor:
-    """Move columns of a rank's row, ``[n]``, to where the blocks have them in the canonical row."""
-    moved, before, shift = column.clone(), 0, 0
-    for offset, length in split.blocks:
-        jump = (offset - before) * inner - shift  # what this block is further off than the one before it
-        moved += (column >= before * inner) * jump
-        before, shift = before + length, shift + jump
-    return moved
-
-
-def _keys_of(index: torch.Tensor) -> torch.Tensor:
-    """Return ``[2, n]`` keys of any positions, as ``KeyTable.rows`` does of consecutive ones."""
-    keys = torch.full((2, index.numel()), _signed(UNORDERED_KEY), dtype=torch.int64, device=index.device)
-    keys[0] = _mix(index + _signed(SEED))
-    return keys
+def _with_signs(clean: torch.Tensor, signs: torch.Tensor) -> torch.Tensor:
+    if clean.dtype == torch.float64:  # a flip of the sign bit takes a tenth of the time of a choice
+        return (signs ^ clean.view(torch.int64)).view(torch.float64)
+    return torch.where(signs < 0, -clean, clean)
 
 
 def exponents(part: torch.Tensor) -> torch.Tensor:
     """Count the exponents of ``part``'s elements as float32, ``[256]`` int64."""
-    bins = (part.to(torch.float32).view(torch.int32) >> 23).bitwise_and_(0xFF)
+    single = part if part.dtype == torch.float32 else part.to(torch.float32)
+    bins = (single.view(torch.int32) >> 23).bitwise_and_(0xFF)
     if part.device.type == "cpu":
         return torch.bincount(bins, minlength=256)
     return histogram_by_scatter(bins)
@@ -421,74 +337,3 @@ def histogram_by_scatter(bins: torch.Tensor) -> torch.Tensor:
     place = lane.mul_(256).add_(bins)
     counters = torch.zeros(256 * _LANES, dtype=torch.int64, device=bins.device)
     return counters.scatter_add_(0, place, torch.ones_like(place)).view(_LANES, 256).sum(0)
-
-
-class KeyTable:
-    """What depends on positions alone, kept per device.
-
-    A table is filled on the stream that first needs it; other streams wait for that on the device, not on
-    the host.
-    """
-
-    def __init__(self) -> None:
-        self._keys: dict[torch.device, _Kept] = {}
-        self._sources: dict[torch.device, _Kept] = {}
-        self._lock = threading.Lock()
-
-    def rows(self, start: int, count: int, device: torch.device) -> torch.Tensor:
-        """Return ``[2, count]`` int64 keys of the positions from ``start``.
-
-        Row 0 is ``mix64(position + SEED)``, row 1 the constant of the unordered sum.
-        """
-        if start + count > TABLE_LIMIT:
-            return self._compute(start, count, device)
-        kept = self._keys.get(device)
-        if kept is None or kept.table.shape[1] < start + count:
-            size = min(TABLE_LIMIT, max(CPU_PIECE, 1 << (start + count - 1).bit_length()))
-            with self._lock:
-                kept = self._keys[device] = _Kept(self._compute(0, size, device))
-        return kept.here()[:, start : start + count]
-
-    def sources(self, start: int, count: int, device: torch.device) -> torch.Tensor:
-        """Return ``[count, 256]`` int64, for blocks from ``start``: the element that each bucket takes."""
-        if start + count > KEPT_BLOCKS:
-            return self._compute_sources(start, count, device)
-        kept = self._sources.get(device)
-        if kept is None:
-            kept = self._sources[device] = _Kept(self._compute_sources(0, KEPT_BLOCKS, device))
-        return kept.here()[start : start + count]
-
-    @staticmethod
-    def _compute(start: int, count: int, device: torch.device) -> torch.Tensor:
-        first = _signed((SEED + start) & MASK64)
-        keys = torch.full((2, count), _signed(UNORDERED_KEY), dtype=torch.int64, device=device)
-        keys[0] = _mix(torch.arange(count, dtype=torch.int64, device=device).add_(first))
-        return keys
-
-    def _compute_sources(self, start: int, count: int, device: torch.device) -> torch.Tensor:
-        turns = self.rows(start, count, device)[0].unsqueeze(1)
-        return torch.arange(BUCKETS, device=device).sub(turns).bitwise_and_(BUCKETS - 1)
-
-
-class _Kept:
-    """A table, and the moment on its stream from which it can be read."""
-
-    def __init__(self, table: torch.Tensor) -> None:
-        self.table = table
-        self._stream = _stream(table.device)
-        self._ready = None if self._stream is None else self._stream.record_event()
-
-    def here(self) -> torch.Tensor:
-        """Return the table for work on the current stream."""
-        if self._ready is not None:
-            current = _stream(self.table.device)
-            if current != self._stream:
-                current.wait_event(self._ready)
-        return self.table
-
-
-def _stream(device: torch.device) -> Any:
-    return None if device.type in ("cpu", "meta") else getattr(torch, device.type).current_stream(device)
-
-
-KEYS = KeyTable()

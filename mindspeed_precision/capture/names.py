@@ -12,6 +12,8 @@ from mindspeed_precision.errors import PrecisionError
 
 _LAYER = re.compile(r"(?:.*\.)?layers\.\d+")
 _EXPERT = re.compile(r"(?:.*\.)?local_experts\.\d+")
+_GROUPED = re.compile(r"(?:.*\.)?experts\.linear_fc[12]")
+_NUMBERED = re.compile(r"(weight|bias)(\d+)")
 
 
 COLLECTIVES = frozenset(
@@ -57,7 +59,8 @@ def canonical_names(backend: CaptureBackend, chunks: Sequence[Any]) -> Names:
     """Name the modules and parameters of ``chunks`` (the list that Megatron calls ``model``).
 
     Local numbers become global ones: a transformer layer's from its ``layer_number`` (1-based over the whole
-    model, pipeline offset included), an expert's from its MoE layer's ``local_expert_indices``.
+    model, pipeline offset included), an expert's from its MoE layer's ``local_expert_indices``, also where
+    one linear has the weights of all experts of a rank (``weight0``, ``weight1``: Transformer Engine's).
 
     Raises:
         PrecisionError: two parameters would have one name.
@@ -67,9 +70,10 @@ def canonical_names(backend: CaptureBackend, chunks: Sequence[Any]) -> Names:
     parameters: dict[int, tuple[str, Any]] = {}
     aliases: dict[str, str] = {}
     for root in roots:
-        for fqn, module in _named_modules(backend, root):
+        for fqn, module, owner in _named_modules(backend, root):
             modules.append((fqn, module))
-            for name, parameter in backend.own_parameters(module):
+            for local, parameter in backend.own_parameters(module):
+                name = _numbered(local, owner) if _GROUPED.fullmatch(fqn) else local
                 full = f"{fqn}.{name}" if fqn else name
                 first = parameters.setdefault(id(parameter), (full, parameter))[0]
                 if first != full:
@@ -91,15 +95,23 @@ def _require_unique(names: Iterable[str]) -> None:
         seen.add(name)
 
 
-def _named_modules(backend: CaptureBackend, root: Any) -> Iterator[tuple[str, Any]]:
-    """Yield ``(canonical fqn, module)``; a module that is registered twice keeps its first name."""
+def _numbered(name: str, moe_layer: Any) -> str:
+    """Return the name of a grouped linear's parameter with the expert's number in the whole model."""
+    found = _NUMBERED.fullmatch(name)
+    if found is None or moe_layer is None:
+        return name
+    return f"{found.group(1)}{int(moe_layer.local_expert_indices[int(found.group(2))])}"
+
+
+def _named_modules(backend: CaptureBackend, root: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Yield ``(canonical fqn, module, its MoE layer)``; one that is registered twice keeps its first name."""
     seen: set[int] = set()
 
     def walk(module: Any, local: str, canonical: str, owner: Any) -> Iterator[Any]:
         if id(module) in seen:
             return
         seen.add(id(module))
-        yield canonical, module
+        yield canonical, module, owner
         for name, child in backend.children(module):
             child_local = f"{local}.{name}" if local else name
             number = _global_number(child_local, child, owner) if name.isdigit() else None

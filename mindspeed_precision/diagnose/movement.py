@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from mindspeed_precision.dump.reader import RankRecords, Run
-from mindspeed_precision.record.fingerprint import MASK64, UNORDERED_KEY, mix64_int
+from mindspeed_precision.record.fingerprint import is_zero
 from mindspeed_precision.records import Phase, RecordKey, Role, TensorRecord
 
 _GRADIENTS = (
@@ -132,10 +132,10 @@ class _Update:
 
 
 def _is_zero(record: TensorRecord) -> bool:
-    """Tell whether a tensor is zero; without statistics by its fingerprint, which knows +0.0 alone."""
+    """Tell whether a tensor is zero; without statistics by its fingerprints, which know +0.0 alone."""
     if record.digest.statistics is not None:
         return record.digest.statistics.zeros == record.numel
-    return record.digest.unordered == record.numel * mix64_int(UNORDERED_KEY) & MASK64
+    return is_zero(record.digest.fingerprint, record.digest.unordered, record.numel)
 
 
 def _updates(rank: RankRecords, steps: frozenset[int]) -> Iterator[_Update]:

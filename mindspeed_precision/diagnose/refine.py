@@ -16,6 +16,7 @@ from mindspeed_precision.config import CaptureRule, NumberSet, default_settings
 from mindspeed_precision.diagnose.facts import Facts
 from mindspeed_precision.diagnose.replay import REPLAYS
 from mindspeed_precision.diagnose.window import Place, divergent_window
+from mindspeed_precision.dump.format import FINGERPRINT
 from mindspeed_precision.dump.reader import Run
 from mindspeed_precision.records import (
     INIT_STEP,
@@ -163,7 +164,12 @@ def _kept(run: Run, rules: Sequence[CaptureRule]) -> Iterator[Ranked]:
 
 
 def _noted(run: Run, kept: Sequence[Ranked], ranks: frozenset[int], step: int) -> list[FirstRecord]:
-    """Return what the second run must repeat: the window, its batches, and every loss and norm until then."""
+    """Return what the second run must repeat: the window, its batches, and every loss and norm until then.
+
+    Nothing of a run whose fingerprints are of an older definition: the second run's say nothing of them.
+    """
+    if any(rank.fingerprint != FINGERPRINT for rank in run.ranks.values()):
+        return []
     told = [
         (rank, record)
         for rank in sorted(ranks & set(run.ranks))

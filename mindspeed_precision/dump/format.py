@@ -2,7 +2,8 @@
 
 One place knows both directions: what ``to_json`` writes, ``parse_line`` reads back equal, and a line with a
 missing, unknown or ill-typed key is refused with its file and number. Schemas 1, without sketches, 2, without
-placements, and 3, without those of activations, are read.
+placements, and 3, without those of activations and with another definition of fingerprint and sketch, are
+read.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 
 from mindspeed_precision.dump.strict_json import check_keys, load_object
 from mindspeed_precision.errors import DumpError
+from mindspeed_precision.record import fingerprint as fingerprint_definition
 from mindspeed_precision.record.sketch import ALGORITHM as SKETCH
 from mindspeed_precision.record.sketch import BUCKETS, BYTES, unpack
 from mindspeed_precision.records import (
@@ -44,8 +46,14 @@ SCHEMA = 4
 READABLE = (1, 2, 3, 4)
 """Versions that are read; a reader refuses any other."""
 
-FINGERPRINT = "splitmix64-positional-1"
-"""Definition of the fingerprints in a run (``record.fingerprint.ALGORITHM``)."""
+FINGERPRINT = fingerprint_definition.ALGORITHM
+"""Definition of the fingerprints in a run."""
+
+FINGERPRINT_OF_OLDER = "splitmix64-positional-1"
+"""Definition of the fingerprints in a run of schemas 1 to 3."""
+
+SKETCH_OF_OLDER = "count-sketch-256-1"
+"""Definition of the sketches in a run of schemas 2 and 3."""
 
 MANIFEST = "run.json"
 INDEX = "index.jsonl"
@@ -149,10 +157,12 @@ class Header:
     Attributes:
         coordinates: where the rank sits.
         schema: version of the lines that follow.
+        fingerprint: definition of the fingerprints.
     """
 
     coordinates: RankCoordinates
     schema: int = SCHEMA
+    fingerprint: str = FINGERPRINT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -330,7 +340,12 @@ def _keys(kind: str, keys: Mapping[str, tuple[type, ...]], schema: int) -> dict[
 
 
 def _header_from_plain(plain: dict[str, Any], where: str) -> Header:
-    readable = {"schema": READABLE, "fingerprint": (FINGERPRINT,), "sketch": (SKETCH,)}
+    older = plain["schema"] in READABLE and plain["schema"] < SCHEMA
+    readable = {
+        "schema": READABLE,
+        "fingerprint": (FINGERPRINT_OF_OLDER if older else FINGERPRINT,),
+        "sketch": (SKETCH_OF_OLDER if older else SKETCH,),
+    }
     for name, ours in readable.items():
         if name in plain and plain[name] not in ours:
             expected = " or ".join(map(str, ours))
@@ -338,7 +353,8 @@ def _header_from_plain(plain: dict[str, Any], where: str) -> Header:
                 f"written with another {name}", where=where, found=str(plain[name]), expected=expected
             )
     check_keys(plain["coordinates"], COORDINATE_KEYS, where=where)
-    return Header(coordinates=RankCoordinates(**plain["coordinates"]), schema=plain["schema"])
+    coordinates = RankCoordinates(**plain["coordinates"])
+    return Header(coordinates=coordinates, schema=plain["schema"], fingerprint=plain["fingerprint"])
 
 
 def _parameter(plain: Any, where: str, schema: int) -> ParameterDeclaration:

@@ -18,6 +18,7 @@ from mindspeed_precision.dump.format import (
     DIGEST_ALGORITHM,
     FINDINGS,
     FINDINGS_KEYS,
+    FINGERPRINT,
     INDEX,
     MANIFEST,
     READABLE,
@@ -50,6 +51,7 @@ class RankRecords:
         complete: the rank ended as planned.
         findings: what this rank found while it ran, if it is not in the manifest.
         notes: what a reader must know of this rank.
+        fingerprint: definition of the records' fingerprints.
     """
 
     directory: Path
@@ -61,6 +63,7 @@ class RankRecords:
     complete: bool
     findings: tuple[Any, ...] = ()
     notes: tuple[str, ...] = ()
+    fingerprint: str = FINGERPRINT
     _files: dict[str, PayloadFile] = field(default_factory=dict, compare=False, repr=False)
 
     def holds(self, fqn: str) -> bool:
@@ -209,6 +212,7 @@ class _Index:
     path: Path
     coordinates: RankCoordinates | None = None
     schema: int = SCHEMA
+    fingerprint: str = FINGERPRINT
     parameters: list[ParameterDeclaration] = field(default_factory=list)
     records: list[TensorRecord] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
@@ -225,6 +229,7 @@ class _Index:
             raise DumpError("a header is the first line and no other", where=where)
         if isinstance(line, Header):
             self.coordinates, self.schema = line.coordinates, line.schema
+            self.fingerprint = line.fingerprint
         elif isinstance(line, Parameters):
             self.parameters += line.parameters
         elif isinstance(line, PlaceDeclaration):
@@ -300,6 +305,7 @@ def _load_rank(directory: Path) -> RankRecords | None:
         complete=complete,
         findings=_load_findings(directory / FINDINGS),
         notes=tuple(_notes(index, torn=bool(torn), complete=complete)),
+        fingerprint=index.fingerprint,
     )
 
 

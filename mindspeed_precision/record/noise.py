@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from mindspeed_precision.backends.base import HostTensor
 from mindspeed_precision.record.elements import UNIT_ROUNDOFF, to_bits, to_numbers
-from mindspeed_precision.record.fingerprint import MASK64, SEED, mix64, mix64_int
+from mindspeed_precision.record.fingerprint import MASK64, WORD_SEED, mix64, mix64_int
 
 
 def signs(name: str, seed: int, index: NDArray[np.int64]) -> NDArray[np.int8]:
@@ -29,7 +29,7 @@ def signs(name: str, seed: int, index: NDArray[np.int64]) -> NDArray[np.int8]:
     Returns:
         ``[n]`` of -1 and 1.
     """
-    start = mix64_int((SEED + seed) & MASK64) ^ zlib.crc32(name.encode())
+    start = mix64_int((WORD_SEED + seed) & MASK64) ^ zlib.crc32(name.encode())
     keys = mix64(index.astype(np.uint64) ^ np.uint64(mix64_int(start)))
     drawn: NDArray[np.int8] = 1 - 2 * (keys >> np.uint64(63)).astype(np.int8)
     return drawn

@@ -32,6 +32,54 @@ PARAMETER_ROLES = frozenset(
 _OF_VOCABULARY = re.compile(r"(?:.*\.)?(?:word_embeddings\.weight|output_layer\.(?:weight|bias))")
 
 
+def runs_of(part: Part) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the runs of canonically consecutive elements that a part consists of, in its C order.
+
+    Args:
+        part: what a tensor holds.
+
+    Returns:
+        ``(starts, lengths)``, ``[n]`` each, in elements; lengths are above 0 and add up to the part's own.
+    """
+    first, last = part.start, part.stop
+    if part.placement.whole or first == last:
+        kept = [first][: last - first]
+        return np.array(kept, np.int64), np.array([last - first] * len(kept), np.int64)
+    starts, lengths, size = _runs_of_row(part.placement)
+    held = int(lengths.sum())
+    rows = np.arange(first // held, -(-last // held), dtype=np.int64)
+    starts = (rows[:, None] * size + starts).reshape(-1)
+    lengths = np.tile(lengths, len(rows))
+    begins = np.cumsum(lengths) - lengths + first // held * held  # in the C order of what is held
+    before = np.clip(first - begins, 0, lengths)
+    lengths = np.clip(last - begins, 0, lengths) - before
+    kept_runs = lengths > 0
+    return _joined((starts + before)[kept_runs], lengths[kept_runs])
+
+
+def _runs_of_row(placement: Placement) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+    """Return the runs of one index of the dimensions before the first split, and how many elements it has."""
+    *outer, innermost = placement.splits
+    inner = math.prod(placement.shape[innermost.dim + 1 :])
+    starts, lengths = (np.array(column, np.int64) * inner for column in zip(*innermost.blocks, strict=True))
+    size, end = placement.shape[innermost.dim] * inner, innermost.dim
+    for split in reversed(outer):
+        between = math.prod(placement.shape[split.dim + 1 : end])
+        rows = (places_of(split)[:, None] * between + np.arange(between)).reshape(-1)
+        starts = (rows[:, None] * size + starts).reshape(-1)
+        lengths = np.tile(lengths, len(rows))
+        size, end = size * between * placement.shape[split.dim], split.dim
+    return starts, lengths, size
+
+
+def _joined(
+    starts: NDArray[np.int64], lengths: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Merge runs that follow each other."""
+    heads = np.flatnonzero(np.append(True, starts[1:] != starts[:-1] + lengths[:-1]))[: len(starts)]
+    return starts[heads], np.add.reduceat(lengths, heads) if len(heads) else lengths
+
+
 def canonical_index(part: Part, start: int = 0, stop: int | None = None) -> NDArray[np.int64]:
     """Return the index in the canonical tensor, in C order, of the elements of a part.
 

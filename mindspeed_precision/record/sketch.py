@@ -2,15 +2,16 @@
 
 This module is the definition, in numpy alone (``docs/dump-format.md`` says the same in prose); backends
 compute the same numbers, up to rounding, on the device. Element i, with its index ``g`` in C order in the
-canonical tensor, is added to one bucket with a sign, both drawn by the hash of the fingerprint::
+canonical tensor, is added to one bucket with a sign, both drawn by ``mix64``::
 
-    key(n)  = mix64(n + SEED)                              sign(g)   = -1 where the top bit of key(g) is set
-    turn(g) = key(g // 256) mod 256                        bucket(g) = (g + turn(g)) mod 256
+    sign(g) = -1 where bit g mod 64 of mix64(g div 64 + SIGN_SEED) is set
+    turn(g) = mix64(g div 256 + TURN_SEED) mod 256         bucket(g) = (g + turn(g)) mod 256
 
-So 256 neighbours never share a bucket, and elements further apart do with a chance of 1 / 256, whatever the
-width of the tensor: a wrong column, which is periodic, spreads over all buckets. A sum does not care about
-order except for rounding, so the sketch does not depend on strides, and sketches of disjoint shards add up.
-The shape is not part of it.
+Every sign is a bit of its own, so signs are as independent as the bits of ``mix64`` are, and 64 of them cost
+one call. 256 neighbours never share a bucket, and elements further apart do with a chance of 1 / 256,
+whatever the width of the tensor: a wrong column, which is periodic, spreads over all buckets. A sum does not
+care about order except for rounding, so the sketch does not depend on strides, and sketches of disjoint
+shards add up. The shape is not part of it.
 
 A count sketch (M. Charikar, K. Chen, M. Farach-Colton, *Finding frequent items in data streams*, 2002). For a
 difference x of two tensors ``‖sketch(x)‖²`` has, over the hash, the mean ‖x‖² and a variance of at most
@@ -27,11 +28,14 @@ from numpy.typing import NDArray
 
 from mindspeed_precision.backends.base import HostTensor
 from mindspeed_precision.record.elements import to_numbers
-from mindspeed_precision.record.fingerprint import CHUNK, SEED, mix64
+from mindspeed_precision.record.fingerprint import CHUNK, mix64
 from mindspeed_precision.records import Sketch
 
-ALGORITHM = "count-sketch-256-1"
+ALGORITHM = "count-sketch-256-2"
 """Name of this definition, written into every dump; a changed definition gets another name."""
+
+SIGN_SEED = 0xABC98388FB8FAC03
+TURN_SEED = 0x9E3779B97F4A7C15
 
 BUCKETS = 256
 
@@ -106,13 +110,14 @@ def sketch_host(host: HostTensor, *, index: NDArray[np.int64] | None = None) -> 
 
 def turns(blocks: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Return by how many buckets each block of 256 elements is turned, 0 to 255."""
-    turned: NDArray[np.uint64] = mix64(blocks + np.uint64(SEED)) & np.uint64(BUCKETS - 1)
+    turned: NDArray[np.uint64] = mix64(blocks + np.uint64(TURN_SEED)) & np.uint64(BUCKETS - 1)
     return turned
 
 
 def _places(index: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.int8]]:
     buckets = (index + turns(index >> np.uint64(8))) & np.uint64(BUCKETS - 1)
-    negative = mix64(index + np.uint64(SEED)) >> np.uint64(63)
+    drawn = mix64((index >> np.uint64(6)) + np.uint64(SIGN_SEED))
+    negative = (drawn >> (index & np.uint64(63))) & np.uint64(1)
     return buckets.astype(np.int64), (1 - 2 * negative.astype(np.int8)).astype(np.int8)
 
 

@@ -21,12 +21,10 @@ KERNEL, WHY = kernels.digest_kernel()
 needs_kernel = pytest.mark.skipif(KERNEL is None, reason=WHY)
 
 
-def digest(bits, name, *, statistics=True, sketch=False, reading=None):
+def digest(bits, name, *, statistics=True, sketch=False, reading=None, part=None):
     reading = reading or kernels.KINDS[name]
-    strides = [stride // reading.width for stride in bits.strides]
-    return KERNEL.sums(
-        bits.ctypes.data, bits.shape, strides, reading, statistics=statistics, sketch=sketch
-    ).digest()
+    geometry = kernels.geometry_of(bits, reading, part)
+    return KERNEL.sums(bits.ctypes.data, geometry, statistics=statistics, sketch=sketch).digest()
 
 
 def assert_same(found, wanted):
@@ -190,7 +188,7 @@ def test_it_can_be_switched_off(fresh, monkeypatch):
 @pytest.mark.parametrize(
     ("right", "wrong", "said"),
     [
-        ("0xBF58476D1CE4E5B9u", "0xBF58476D1CE4E5B7u", "other numbers"),
+        ("TURN_SEED = 0x9E", "TURN_SEED = 0x9F", "other numbers"),
         ("zeros += ", "zeros -= ", "other numbers"),
         ("int turn = ", "int turn = 1 ^ ", "other numbers"),
         ("int msp_digest(", "int other(", "msp_digest"),

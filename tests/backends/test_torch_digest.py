@@ -12,7 +12,12 @@ torch = pytest.importorskip("torch")
 
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from mindspeed_precision.backends import load_backend, torch_digest  # noqa: E402
+from mindspeed_precision.backends import (  # noqa: E402
+    load_backend,
+    torch_digest,
+    torch_fingerprint,
+    torch_tables,
+)
 from mindspeed_precision.backends.torch import TorchBackend  # noqa: E402
 from mindspeed_precision.errors import PrecisionError  # noqa: E402
 from mindspeed_precision.record.sketch import ROUNDOFF, SINGLE_ROUNDOFF, unpack  # noqa: E402
@@ -93,15 +98,28 @@ def test_every_dtype_and_stride_agrees_with_the_definition(dtype):
         assert digest(view).fingerprint == digest(view.clone().contiguous()).fingerprint
 
 
+@pytest.fixture
+def few_rows(monkeypatch):
+    """Let tables keep few rows, and forget those that they have."""
+
+    def keep(limit):
+        monkeypatch.setattr(torch_tables, "TABLE_LIMIT", limit)
+        for name in ("BLOCKS", "SIGNS"):
+            table = getattr(torch_tables, name)
+            fresh = torch_tables.Table(table._compute, least=limit)
+            monkeypatch.setattr(torch_tables, name, fresh)
+
+    return keep
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.complex64, torch.int32], ids=str)
-def test_pieces_and_missing_keys_change_nothing(dtype, monkeypatch):
-    """More elements than a pass takes and than the key table holds."""
+def test_pieces_and_missing_keys_change_nothing(dtype, monkeypatch, few_rows):
+    """More elements than a pass takes and than the tables hold."""
     tensor = sample(dtype, 7, 3, 50)
     wanted, turned = digest(tensor), digest(tensor.permute(2, 1, 0))
     for limit in (1, 64):
         monkeypatch.setattr(torch_digest, "CPU_PIECE", 32)
-        monkeypatch.setattr(torch_digest, "TABLE_LIMIT", limit)
-        monkeypatch.setattr(torch_digest, "KEYS", torch_digest.KeyTable())
+        few_rows(limit)
         assert_same(digest(tensor), wanted)
         assert_same(digest(tensor.permute(2, 1, 0)), turned)
         assert_same(digest(tensor[:, :1].expand(7, 9, 50)), expected(tensor[:, :1].expand(7, 9, 50)))
@@ -133,12 +151,11 @@ def test_every_sketch_agrees_with_the_definition(dtype):
         assert_same_sketch(sketch_of(view), view)
 
 
-def test_pieces_that_start_inside_a_block(monkeypatch):
+def test_pieces_that_start_inside_a_block(monkeypatch, few_rows):
     tensor = sample(torch.float32, 40, 5, 50)
     for piece, limit in ((300, 1 << 22), (64, 700), (1000, 1)):
         monkeypatch.setattr(torch_digest, "CPU_PIECE", piece)
-        monkeypatch.setattr(torch_digest, "TABLE_LIMIT", limit)
-        monkeypatch.setattr(torch_digest, "KEYS", torch_digest.KeyTable())
+        few_rows(limit)
         for view in (tensor, tensor.permute(2, 1, 0)):
             assert_same_sketch(sketch_of(view), view)
 
@@ -159,6 +176,24 @@ def test_tensors_with_and_without_sketches_come_back_in_order():
     assert [one.sketch is not None for one in found] == [True, False, False, False, True]
     assert_same_sketch(found[0].sketch, tensors[0])
     assert_same_sketch(found[4].sketch, tensors[4])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_lanes_of_32_bits_give_the_same_fingerprints(dtype, monkeypatch):
+    """As on an NPU. No product or sum of them leaves 32 bits: all bits set is the worst there is."""
+    tensors = [sample(dtype, 60, 5, 41), sample(dtype, 7), sample(dtype, 60, 5, 41).permute(2, 0, 1)]
+    if not dtype.is_complex and dtype is not torch.bool:
+        worst = torch.full((9000 * dtype.itemsize,), 255, dtype=torch.uint8)
+        tensors.append(worst.view(dtype))
+    for tensor in tensors:
+        wanted = expected(tensor, statistics=False)
+        with CountCalls() as whole:
+            assert digest(tensor, statistics=False) == wanted
+        monkeypatch.setattr(torch_fingerprint, "short_lanes", lambda device: True)
+        with CountCalls() as short:
+            assert digest(tensor, statistics=False) == wanted
+        monkeypatch.undo()
+        assert short.calls > whole.calls  # it went another way
 
 
 def test_a_large_tensor_at_the_sizes_in_use():
@@ -182,14 +217,14 @@ class FakeStream:
 def test_keys_made_on_one_stream_are_waited_for_on_another(monkeypatch):
     """On the device, not on the host; and only where they were made elsewhere."""
     first, second = FakeStream(), FakeStream()
-    keys, device = torch_digest.KeyTable(), torch.device("cpu")
-    monkeypatch.setattr(torch_digest, "_stream", lambda _: first)
+    keys, device = torch_tables.Table(torch_tables._blocks, least=64), torch.device("cpu")
+    monkeypatch.setattr(torch_tables, "_stream", lambda _: first)
     for _ in range(2):
         keys.rows(0, 10, device)
-    monkeypatch.setattr(torch_digest, "_stream", lambda _: second)
+    monkeypatch.setattr(torch_tables, "_stream", lambda _: second)
     keys.rows(5, 10, device)
     assert (first.waited, second.waited) == ([], [first])
-    keys.rows(0, torch_digest.CPU_PIECE + 1, device)  # grows, here
+    keys.rows(0, 65, device)  # grows, here
     assert second.waited == [first]
 
 
@@ -337,7 +372,7 @@ class CountCalls(TorchDispatchMode):
 )
 def test_a_small_tensor_costs_few_calls(dtype, statistics, sketch, limit):
     tensor = sample(dtype, 8, 8)
-    digest(tensor)  # fills the key table
+    BACKEND.begin_digest(tensor, statistics=True, sketch=True)  # fills the tables
     with CountCalls() as count:
         BACKEND.begin_digest(tensor, statistics=statistics, sketch=sketch)
     assert 10 < count.calls <= limit
@@ -376,10 +411,10 @@ class LargestTensor(TorchDispatchMode):
         return result
 
 
-def test_temporary_memory_is_bounded(monkeypatch):
+def test_temporary_memory_is_bounded(monkeypatch, few_rows):
     tensor = torch.zeros(1024, 512).t()  # 2 MiB, read through its strides
     monkeypatch.setattr(torch_digest, "CPU_PIECE", 1 << 10)
-    monkeypatch.setattr(torch_digest, "TABLE_LIMIT", 0)
+    few_rows(1)
     with LargestTensor(tensor) as largest:
         BACKEND.begin_digest(tensor, statistics=True)
     assert 0 < largest.bytes <= 2 * 8 * (1 << 10)

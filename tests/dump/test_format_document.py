@@ -87,9 +87,20 @@ def test_file_names():
 
 def test_constants_of_the_fingerprint():
     text = section("Fingerprint")
-    constants = (*fingerprint.MULTIPLIERS, fingerprint.SEED, fingerprint.UNORDERED_KEY)
-    assert [int(found, 16) for found in re.findall(r"0x[0-9a-f]{16}", text)] == list(constants)
-    assert [int(found) for found in re.findall(r">> (\d+)", text)] == list(fingerprint.SHIFTS)
+    code = "".join(re.findall(r"```\n(.*?)\n```", text, re.DOTALL))
+    seeds = (fingerprint.WORD_SEED, fingerprint.BLOCK_SEED, fingerprint.SECOND)
+    constants = (*fingerprint.MULTIPLIERS, *seeds, *fingerprint.MULTIPLIERS)
+    assert [int(found, 16) for found in re.findall(r"0x[0-9a-f]{16}", code)] == list(constants)
+    assert {int(found, 16) for found in re.findall(r"0x[0-9a-f]{8}\b", code)} == {
+        fingerprint.OFFSET,
+        fingerprint.SPREAD,
+    }
+    assert [int(found, 16) for found in re.findall(r"0x[0-9a-f]{4}\b", code)] == [fingerprint.SPREAD16]
+    assert f"y div {1 << fingerprint.SHIFT16}" in code
+    assert [int(found) for found in re.findall(r">> (\d+)", code)] == list(fingerprint.SHIFTS)
+    assert f"q mod {fingerprint.WORDS}" in code
+    assert f"`{dump_format.FINGERPRINT_OF_OLDER}`" in text
+    assert f"`{dump_format.SKETCH_OF_OLDER}`" in section("Sketch")
 
 
 def test_the_worked_example_reproduces():
@@ -114,12 +125,11 @@ def test_the_sketch_of_the_page_is_the_one_of_the_code():
     told = {int(b): float(v) for b, v in re.findall(r"`values\[(\d+)\]` = (-?[\d.]+\d)", text)}
     assert told == {int(bucket): float(values[bucket]) for bucket in np.flatnonzero(values)}
 
-    def key(n):  # as the page says
-        return fingerprint.mix64_int((n + fingerprint.SEED) % 2**64)
-
+    signs, turns = (int(found, 16) for found in re.findall(r"0x[0-9a-f]{16}", text)[:2])  # as the page says
     numbers, expected = np.random.default_rng(0).normal(size=700), np.zeros(256)
     for g, value in enumerate(numbers):
-        expected[(g + key(g // 256)) % 256] += -value if key(g) >= 2**63 else value
+        minus = fingerprint.mix64_int((g // 64 + signs) % 2**64) >> g % 64 & 1
+        expected[(g + fingerprint.mix64_int((g // 256 + turns) % 2**64)) % 256] += -value if minus else value
     np.testing.assert_allclose(sketch.sketch_values(numbers), expected, atol=1e-12)
 
 

@@ -9,7 +9,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mindspeed_precision.dump.format import parse_line, to_json
+from mindspeed_precision.cli import main
+from mindspeed_precision.dump.format import (
+    FINGERPRINT,
+    FINGERPRINT_OF_OLDER,
+    SKETCH_OF_OLDER,
+    parse_line,
+    to_json,
+)
 from mindspeed_precision.dump.reader import load_run
 from mindspeed_precision.errors import DumpError
 from mindspeed_precision.flow import compare_runs
@@ -88,9 +95,12 @@ def as_schema(run, schema):
     manifest, index = run / "run.json", run / "rank00000" / "index.jsonl"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"schema": schema}))
     lines = [json.loads(text) for text in index.read_text().splitlines()]
-    lines[0]["schema"] = schema
+    lines[0] |= {"schema": schema, "fingerprint": FINGERPRINT_OF_OLDER, "sketch": SKETCH_OF_OLDER}
     for plain in lines:
         plain.pop("placement", None)
+        for name in ("fingerprint", "unordered"):
+            if plain["kind"] == "record":  # another definition has other values
+                plain[name] = f"{int(plain[name], 16) ^ 0x5555:016x}"
         if schema < 3:
             plain.pop("part", None)
         if schema == 1:
@@ -104,14 +114,38 @@ def as_schema(run, schema):
 
 
 @pytest.mark.parametrize("schema", [1, 2, 3])
-def test_a_run_of_an_older_schema_is_read_and_compared(schema, tmp_path):
+def test_runs_of_an_older_schema_are_read_and_compared(schema, tmp_path):
     old = as_schema(write_fake_run(tmp_path / "old", level=Level.SKETCH), schema)
-    new = write_fake_run(tmp_path / "new", level=Level.SKETCH)
+    other = as_schema(write_fake_run(tmp_path / "other", level=Level.SKETCH), schema)
     assert load_run(old).manifest["schema"] == schema
     found = any(record.digest.sketch is not None for record in load_run(old).ranks[0].records)
     assert found == (schema > 1)
-    assert any(record.digest.sketch is not None for record in load_run(new).ranks[0].records)
-    assert compare_runs(old, new).status is Verdict.IDENTICAL
+    assert compare_runs(old, other).status is Verdict.IDENTICAL
+
+
+@pytest.mark.parametrize("schema", [1, 2, 3])
+@pytest.mark.parametrize("side", ["baseline", "candidate"])
+def test_fingerprints_of_two_definitions_are_never_compared(schema, side, tmp_path, capsys):
+    old = as_schema(write_fake_run(tmp_path / "old", level=Level.SKETCH), schema)
+    new = write_fake_run(tmp_path / "new", level=Level.SKETCH)
+    runs = (old, new) if side == "baseline" else (new, old)
+    assert main(["compare", *map(str, runs)]) == 2
+    said = capsys.readouterr().err
+    for words in (str(old), FINGERPRINT_OF_OLDER, FINGERPRINT, "record this run again"):
+        assert words in said
+    assert len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize("schema", [1, 2, 3])
+def test_where_elements_were_kept_they_are_compared(schema, tmp_path):
+    old = as_schema(write_fake_run(tmp_path / "old", level=Level.TENSOR), schema)
+    new = write_fake_run(tmp_path / "new", level=Level.TENSOR)
+    found = compare_runs(old, new)
+    assert found.status is Verdict.IDENTICAL
+    assert any(FINGERPRINT_OF_OLDER in note and "elements" in note for note in found.notes)
+    fault = write_fake_run(tmp_path / "fault", level=Level.TENSOR, weight_decay=0.0)
+    assert compare_runs(old, fault).status is Verdict.DIVERGED
+    assert not any(FINGERPRINT_OF_OLDER in note for note in compare_runs(new, fault).notes)
 
 
 OWN = {"fqn": "w", "shape": [4, 3], "dtype": "float32", "trainable": True, "tied_to": ""}

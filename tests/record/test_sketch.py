@@ -9,8 +9,17 @@ from hypothesis import strategies as st
 
 from mindspeed_precision.backends.base import HostTensor
 from mindspeed_precision.record import sketch as definition
-from mindspeed_precision.record.fingerprint import MASK64, SEED, mix64_int
-from mindspeed_precision.record.sketch import BUCKETS, ROUNDOFF, pack, sketch_host, sketch_values, unpack
+from mindspeed_precision.record.fingerprint import MASK64, mix64_int
+from mindspeed_precision.record.sketch import (
+    BUCKETS,
+    ROUNDOFF,
+    SIGN_SEED,
+    TURN_SEED,
+    pack,
+    sketch_host,
+    sketch_values,
+    unpack,
+)
 
 
 def numbers(*shape, seed=0):
@@ -25,8 +34,8 @@ def close(one, two):
 def test_definition_spelled_out():
     values, expected = numbers(3, 300), [0.0] * BUCKETS
     for place, value in enumerate(values.ravel()):
-        turn = mix64_int((place // 256 + SEED) & MASK64)
-        sign = -1 if mix64_int((place + SEED) & MASK64) >> 63 else 1
+        turn = mix64_int((place // 256 + TURN_SEED) & MASK64)
+        sign = -1 if mix64_int((place // 64 + SIGN_SEED) & MASK64) >> place % 64 & 1 else 1
         expected[(place + turn) % 256] += sign * value
     assert close(sketch_values(values), np.array(expected))
 
