@@ -45,6 +45,10 @@ NATIVE := .venv-mindspore-native
 NATIVE_VERSION := 2.10.0
 DEMO_MINDSPORE_MCORE := 0.12.1
 
+# msprobe, of which `make bench` takes the cost beside ours: in an environment of its own, before our torch.
+MSPROBE := .venv-msprobe
+MSPROBE_VERSION := 26.2.0
+
 # What MindSpeed imports, and what the Makefile of its Megatron-LM calls, out of the way of what all else is tested in.
 MINDSPEED_NEEDS := .mindspeed-needs
 
@@ -101,10 +105,10 @@ long: $(VENV)/.dev $(MCORE_TREES) ## tests that take longer still: each piece of
 layouts: $(VENV)/.dev $(MCORE_TREES) ## every layout of up to four processes, healthy and with faults, and what was found where
 	$(BIN)/python -W ignore -m pytest -n 0 -m long tests/align/test_layout_matrix.py $(ARGS)
 
-bench: $(VENV)/.dev $(MCORE)/$(DEMO_MCORE)/megatron/core/package_info.py ## what capture costs, side by side with the bare step (minutes)
+bench: $(VENV)/.dev $(MSPROBE)/.ready $(MCORE)/$(DEMO_MCORE)/megatron/core/package_info.py ## what capture costs, beside the bare step and msprobe (half an hour; ARGS="--only statistics" …)
 	@export PYTHONPATH="$(CURDIR):$(MSP_MCORE)/$(DEMO_MCORE)$${PYTHONPATH:+:$$PYTHONPATH}"
 	$(BIN)/python -W ignore benchmarks/digest_throughput.py
-	$(BIN)/python -W ignore benchmarks/step_overhead.py $(ARGS)
+	MSP_MSPROBE_PYTHON="$(CURDIR)/$(MSPROBE)/bin/python" $(BIN)/python -W ignore benchmarks/step_overhead.py $(ARGS)
 
 # RUNS keeps what is trained: a second call only measures.
 RUNS ?= build/tolerance-runs
@@ -126,7 +130,7 @@ newest: ## the same on the newest
 	@$(call framework_free,$(PYTHON_NEWEST),.venv-newest,--upgrade numpy pandas omegaconf wrapt safetensors,PYTHON_NEWEST)
 
 clean: ## remove what make has made
-	rm -rf $(VENV) .venv-oldest .venv-newest $(MINDSPORE) $(NATIVE) $(MINDSPEED_NEEDS) $(MCORE) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf $(VENV) .venv-oldest .venv-newest $(MSPROBE) $(MINDSPORE) $(NATIVE) $(MINDSPEED_NEEDS) $(MCORE) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
 
 $(BIN)/python:
 	@if [[ -z "$(PYTHON)" ]]; then
@@ -159,6 +163,16 @@ $(MINDSPEED_NEEDS)/.ready: | $(BIN)/python
 	@echo "installing what MindSpeed imports into $(MINDSPEED_NEEDS)"
 	rm -rf $(MINDSPEED_NEEDS)
 	$(PIP) install --no-deps --target $(MINDSPEED_NEEDS) scipy psutil pybind11
+	touch $@
+
+# What is not there costs no benchmark: it says so and goes on.
+$(MSPROBE)/.ready: | $(VENV)/.dev
+	@echo "installing mindstudio-probe $(MSPROBE_VERSION) into $(MSPROBE)"
+	rm -rf $(MSPROBE)
+	$(BIN)/python -m venv $(MSPROBE)
+	packages() { "$$1"/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }
+	echo "import site; site.addsitedir('$$(packages $(VENV))')" > "$$(packages $(MSPROBE))/behind.pth"
+	$(MSPROBE)/bin/python -m pip --quiet --disable-pip-version-check install mindstudio-probe==$(MSPROBE_VERSION) || echo "mindstudio-probe $(MSPROBE_VERSION) cannot be installed: the benchmark goes without it"
 	touch $@
 
 # Each recipe ends with what makes the environment ready, or with the reason why there is none.

@@ -181,7 +181,9 @@ class Settings:
     determinism: DeterminismSettings
     init_from: str
     vocab_size: int
+    write_queue_mib: int
     perturb: PerturbSettings
+    reference: str
     remedies: tuple[str, ...]
     patches: PatchSettings
     refines: Mapping[Side, FirstRun]
@@ -255,7 +257,9 @@ class _Schema:
     determinism: _Determinism = field(default_factory=_Determinism)
     init_from: str = ""
     vocab_size: int = 0
+    write_queue_mib: int = 1024
     perturb: _Perturb = field(default_factory=_Perturb)
+    reference: str = ""
     remedies: list[str] = field(default_factory=list)
     patches: _Patches = field(default_factory=_Patches)
     refines: _Refines = field(default_factory=_Refines)
@@ -421,6 +425,13 @@ def _freeze(plain: dict[str, Any]) -> Settings:
     capture = dict(plain["capture"])
     rules = tuple(_rule(rule, f"capture.rules[{index}]") for index, rule in enumerate(capture.pop("rules")))
     level = _level(capture.pop("level"), where="capture.level")
+    if plain["init_from"] and plain["reference"]:
+        raise ConfigError(
+            "two runs to begin with",
+            where="init_from",
+            found=f"init_from={plain['init_from']} reference={plain['reference']}",
+            expected="one of the two: a reference gives the initial parameters, too",
+        )
     return Settings(
         out=Path(plain["out"]),
         steps=NumberSet.parse(plain["steps"], where="steps"),
@@ -430,7 +441,9 @@ def _freeze(plain: dict[str, Any]) -> Settings:
         determinism=DeterminismSettings(**plain["determinism"]),
         init_from=plain["init_from"],
         vocab_size=_count(plain["vocab_size"], where="vocab_size"),
+        write_queue_mib=_count(plain["write_queue_mib"], where="write_queue_mib"),
         perturb=_perturb(plain["perturb"]),
+        reference=plain["reference"],
         remedies=tuple(plain["remedies"]),
         patches=PatchSettings(
             search_path=tuple(plain["patches"]["search_path"]),

@@ -35,7 +35,7 @@ def perturb(settings: PerturbSettings, chunks: list[Any], optimizer: Any) -> Non
         raise ConfigError(
             "parameters can be perturbed in a model of torch alone", where="perturb", found=backend.framework
         )
-    from mindspeed_precision.backends.torch_load import load_parameter
+    from mindspeed_precision.backends.torch_load import load_tensor
 
     names = canonical_names(backend, chunks)
     placed = placements(backend, names, parallel_coordinates(backend))
@@ -49,6 +49,6 @@ def perturb(settings: PerturbSettings, chunks: list[Any], optimizer: Any) -> Non
         index = canonical_index(Part(placement=placement, start=0, stop=placement.local_numel))
         host = backend.to_host(backend.snapshot(parameter.data))
         noisy = perturbed(host, index, name=name, seed=settings.seed, epsilon=settings.size)
-        load_parameter(parameter, noisy)
+        load_tensor(parameter, noisy)
     if hasattr(optimizer, "reload_model_params"):  # Megatron's, which may keep copies in float32
         optimizer.reload_model_params()

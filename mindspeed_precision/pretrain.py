@@ -98,7 +98,10 @@ def _run(real_pretrain: Pretrain, args: tuple[Any, ...], kwargs: dict[str, Any])
         return real_pretrain(*args, **kwargs)
     with ExitStack() as stack:
         _open_session(request, stack)
-        return real_pretrain(*args, **kwargs)
+        try:
+            return real_pretrain(*args, **kwargs)
+        except PrecisionError as error:  # a run to begin with that lacks something, a directory that is full
+            raise _stopped(error) from error
 
 
 def _open_session(request: DebugRequest, stack: ExitStack) -> None:
@@ -110,8 +113,13 @@ def _open_session(request: DebugRequest, stack: ExitStack) -> None:
         check_requested(command_line())
         stack.enter_context(Session(settings=request.settings()))
     except PrecisionError as error:
-        sys.stderr.write(f"mindspeed-precision: {error}\n")
-        raise SystemExit(2) from error
+        raise _stopped(error) from error
+
+
+def _stopped(error: PrecisionError) -> SystemExit:
+    """Say in one line what stands in the way; return what ends the process with status 2."""
+    sys.stderr.write(f"mindspeed-precision: {error}\n")
+    return SystemExit(2)
 
 
 register_flags_with_megatron()

@@ -70,10 +70,12 @@ class Recording:
         label: str,
         created: str,
         audit: list[dict[str, Any]],
+        reference: Mapping[str, Any] | None = None,
     ) -> Recording | None:
         """Create the run directory (rank 0), attach this rank's observers, record the initial parameters.
 
-        Returns None on a rank that ``settings.ranks`` leaves out.
+        Returns None on a rank that ``settings.ranks`` leaves out. ``reference`` says which steps begin
+        with the state of another run.
 
         Raises:
             ConfigError: ``settings.ranks`` leaves out every rank, or a layout rule does not fit its schema.
@@ -92,10 +94,11 @@ class Recording:
         rules = load_layout_rules(settings.patches.search_path)
         manifest = _manifest(backend, chunks, optimizer, settings, coordinates, label=label, created=created)
         manifest["numerics"] = _numerics(backend, names)
-        _create_together(backend, settings.out, {**manifest, "patches": audit})
+        _create_together(backend, settings.out, {**manifest, "patches": audit, "reference": reference})
         if coordinates.rank not in settings.ranks:
             return None
-        writer = RankWriter(settings.out, coordinates=coordinates)
+        queue = settings.write_queue_mib << 20
+        writer = RankWriter(settings.out, coordinates=coordinates, queue=queue)
         settings = replace(settings, capture=settings.capture.on_rank(coordinates.rank))
         placed = placements(backend, names, coordinates)
         writer.declare_parameters(_declarations(backend, names, placed))

@@ -2,7 +2,7 @@
 
 A training run turns live tensors into records; everything after the run is a function of records::
 
-    capture ─ Observation → record ─ TensorRecord → dump ═ files ═ align ─ Pair | Unmatched
+    capture ─ Site, tensor → record ─ RecordLine → dump ═ files ─ TensorRecord → align ─ Pair | Unmatched
                                                      → compare ─ Comparison → diagnose ─ Diagnosis → report
 
 Every type is frozen and keyword-only, and none of them imports a framework.
@@ -296,27 +296,6 @@ Place = Placement | Unplaced
 
 
 @dataclass(frozen=True, kw_only=True)
-class Observation:
-    """A live tensor, as capture hands it to record. Only valid during the call.
-
-    Attributes:
-        key: identity.
-        tensor: the framework's tensor; never kept by reference after the call returns.
-        note: how the tensor came about, where it is not simply what the role says
-            (``difference of main_grad``: dW of a fused GEMM).
-        part: which elements of a canonical tensor it is, where it is not one as a whole; None: it is numbered
-            by itself.
-        place: where an activation sits in the canonical one, or why that is not known; None: nothing is said.
-    """
-
-    key: RecordKey
-    tensor: Any
-    note: str = ""
-    part: Part | None = None
-    place: Place | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class TensorRecord:
     """One line of ``index.jsonl``.
 
@@ -328,7 +307,7 @@ class TensorRecord:
         layout: strides as seen; None for a host number.
         digest: fingerprint, statistics and sketch.
         payload: file in the rank's directory that holds the elements under the key ``str(seq)``; or None.
-        note: see ``Observation``.
+        note: how the tensor came about, where it is not simply what the role says.
         part: the elements, in C order, of what the rank holds of the parameter ``key.fqn`` (or, of dW at a
             GEMM, of the module's weight or bias) that the record is of, ``(start, stop)``: its fingerprints
             and sketch then number them as the parameter's placement does. None: the record is numbered by
@@ -631,13 +610,14 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """A record that diverges while nothing it consumed does, with every rank on which it does.
+    """A record that diverges while nothing it consumed does, or that shows a fault of its own beside that.
 
     Attributes:
         comparison: the comparison on the first such rank.
         ranks: all ranks on which this key is an origin, ascending.
         propagated: number of later divergent records that its divergence explains.
         inputs: what it consumed and how that compares, in one phrase.
+        own: where what it consumed diverges, too: by what it shows a fault of its own; else empty.
         held_by: the candidate's ranks that hold it, where the runs have different parallel layouts.
     """
 
@@ -645,6 +625,7 @@ class Origin:
     ranks: tuple[int, ...]
     propagated: int = 0
     inputs: str = ""
+    own: str = ""
     held_by: tuple[int, ...] = ()
 
     @property

@@ -69,6 +69,7 @@ class Session:
         self._patches: PatchSession | None = None
         self._stack = ExitStack()
         self._steps = 0
+        self._forcing: Any = None
         self._step = -1
 
     @property
@@ -142,12 +143,31 @@ class Session:
             from mindspeed_precision.perturbation import perturb
 
             perturb(self.settings.perturb, chunks, optimizer)
+        if self.settings.reference:
+            self._force(chunks, optimizer)
         recording = Recording.open(
-            chunks, optimizer, self.settings, label=self.label, created=_now(), audit=self._audit()
+            chunks,
+            optimizer,
+            self.settings,
+            label=self.label,
+            created=_now(),
+            audit=self._audit(),
+            reference=None if self._forcing is None else self._forcing.manifest,
         )
         if recording is not None:
             self._stack.callback(recording.detach)
             self._recording = recording
+
+    def _force(self, chunks: Sequence[Any], optimizer: Any) -> None:
+        """Take the state of the reference, before the first step and each one after it."""
+        from mindspeed_precision.capture.loop import loaded_step
+        from mindspeed_precision.equal_start import TeacherForcing
+
+        first = loaded_step() if self._driven else 0
+        self._forcing = TeacherForcing(
+            self.settings.reference, chunks, optimizer, steps=self.settings.steps, first_step=first
+        )
+        self._forcing.before(first)
 
     def begin_training(self) -> None:
         """Check that every patch is in place; the loop is about to make its first step."""
@@ -165,6 +185,8 @@ class Session:
         if self._driven and self.finished:
             self._stop()
         self._reassert()
+        if self._forcing is not None:
+            self._forcing.before(self._step)
         if self._recording is not None:
             self._recording.begin_step(step)
 
@@ -280,7 +302,7 @@ def _require_modules(chunks: Sequence[Any]) -> None:
 
 
 def _require_optimizer(optimizer: Any) -> None:
-    from mindspeed_precision.capture.optimizer import members
+    from mindspeed_precision.capture.optimizer_members import members
 
     backend = capture_backend()
     if optimizer is None or _is_megatron(optimizer) or any(map(backend.is_optimizer, members(optimizer))):

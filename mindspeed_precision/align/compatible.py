@@ -42,12 +42,12 @@ def common_ranks(baseline: Run, candidate: Run) -> tuple[list[int], list[str]]:
         raise IncomparableError(
             "no rank was recorded by both runs",
             where=f"{baseline.path} and {candidate.path}",
-            found=f"ranks {_numbers(sorted(candidate.ranks))}",
-            expected=f"ranks {_numbers(sorted(baseline.ranks))}",
+            found=f"ranks {numbers_text(sorted(candidate.ranks))}",
+            expected=f"ranks {numbers_text(sorted(baseline.ranks))}",
             remedy="record the same ranks in both runs (setting `ranks`)",
         )
     notes = [
-        f"only the {side} recorded ranks {_numbers(alone)}: not compared"
+        f"only the {side} recorded ranks {numbers_text(alone)}: not compared"
         for side, alone in _one_sided(baseline.ranks.keys(), candidate.ranks.keys())
     ]
     return common, notes
@@ -65,8 +65,8 @@ def common_steps(baseline: Run, candidate: Run, ranks: Sequence[int]) -> tuple[l
         raise IncomparableError(
             "no step is whole in both runs",
             where=f"{baseline.path} and {candidate.path}",
-            found=f"steps {_numbers(sorted(whole[1]))}",
-            expected=f"steps {_numbers(sorted(whole[0]))}",
+            found=f"steps {numbers_text(sorted(whole[1]))}",
+            expected=f"steps {numbers_text(sorted(whole[0]))}",
             remedy="record the same steps in both runs (setting `steps`), and let one step end",
         )
     notes = [
@@ -83,7 +83,7 @@ def common_steps(baseline: Run, candidate: Run, ranks: Sequence[int]) -> tuple[l
 
 def _steps(numbers: Sequence[int]) -> str:
     plural = len(numbers) > 1
-    return f"step{'s' if plural else ''} {_numbers(numbers)} {'are' if plural else 'is'}"
+    return f"step{'s' if plural else ''} {numbers_text(numbers)} {'are' if plural else 'is'}"
 
 
 def _whole_steps(run: Run, ranks: Sequence[int]) -> set[int]:
@@ -128,8 +128,8 @@ def _one_sided(one: Iterable[int], two: Iterable[int]) -> list[tuple[str, list[i
     return [(side, alone) for side, alone in pairs if alone]
 
 
-def _numbers(numbers: Sequence[int]) -> str:
-    """Write ``0-3, 7``; ``none`` for no number."""
+def numbers_text(numbers: Sequence[int]) -> str:
+    """Return numbers as a person writes them: ``0-3, 7``; ``none`` for no number."""
     parts: list[str] = []
     start = previous = None
     for number in [*numbers, None]:

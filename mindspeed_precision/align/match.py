@@ -14,10 +14,12 @@ from mindspeed_precision.align.compatible import (
     common_steps,
     different_frameworks,
     foreign_notes,
+    numbers_text,
     require_same_model,
 )
 from mindspeed_precision.align.conventions import with_conventions
 from mindspeed_precision.align.definition import of_one_definition
+from mindspeed_precision.align.forced import forced_note, forced_steps
 from mindspeed_precision.align.lanes import describe_layouts, layouts_differ
 from mindspeed_precision.align.layout import canonical_runs, masters_of_one, unruled_notes
 from mindspeed_precision.align.mapping import Drop, Mapping, renamed
@@ -62,6 +64,7 @@ class Alignment:
         replicas: copies of one tensor on several ranks that differ; looked for where layouts differ.
         layouts: the layouts of baseline and candidate in words, where they differ.
         padding: how the vocabulary is padded, where the runs do it otherwise.
+        forced: the compared steps that both runs begin with one state, which one of them took from the other.
     """
 
     baseline: Run
@@ -75,6 +78,7 @@ class Alignment:
     replicas: tuple[ReplicasDiffer, ...] = ()
     layouts: tuple[str, ...] = ()
     padding: Padding | None = None
+    forced: frozenset[int] = frozenset()
 
 
 def align(baseline: Run, candidate: Run, mappings: Sequence[Mapping] = ()) -> Alignment:
@@ -90,10 +94,12 @@ def align(baseline: Run, candidate: Run, mappings: Sequence[Mapping] = ()) -> Al
         mappings: names and conventions that differ.
 
     Raises:
-        IncomparableError: the parallel layouts or the models differ, no rank or step is common, or the
-            fingerprints are of two definitions and elements were not kept.
+        IncomparableError: the parallel layouts or the models differ, no rank or step is common, a step
+            began with the state of a third run, or the fingerprints are of two definitions and elements were
+            not kept.
         ConfigError: a mapping speaks of neither run, or gives two records one name.
     """
+    recorded = baseline, candidate
     of_side: dict[Side, list[Mapping]] = {side: [] for side in Side}
     for mapping in mappings:
         of_side[mapping.side_of(baseline, candidate)].append(mapping)
@@ -105,7 +111,8 @@ def align(baseline: Run, candidate: Run, mappings: Sequence[Mapping] = ()) -> Al
     ranks, rank_notes = common_ranks(baseline, candidate)
     require_same_model(baseline, candidate, ranks)
     steps, step_notes = common_steps(baseline, candidate, ranks)
-    start = common_start(baseline, candidate, ranks)
+    forced = forced_steps(*recorded, steps)
+    start = common_start(baseline, candidate, ranks, reloaded=steps[0] if steps[0] in forced else None)
     foreign = different_frameworks(baseline, candidate)
     pairs: list[Pair] = []
     unmatched: list[Unmatched] = []
@@ -129,6 +136,7 @@ def align(baseline: Run, candidate: Run, mappings: Sequence[Mapping] = ()) -> Al
         *rank_notes,
         *step_notes,
     ]
+    notes += filter(None, [forced_note(*recorded, forced, numbers_text(sorted(forced))), start.note])
     return Alignment(
         baseline=baseline,
         candidate=candidate,
@@ -136,11 +144,12 @@ def align(baseline: Run, candidate: Run, mappings: Sequence[Mapping] = ()) -> Al
         steps=tuple(steps),
         pairs=tuple(pairs),
         unmatched=tuple(unmatched),
-        notes=(*notes, *filter(None, [start.note]), *left.notes(of_side), *unruled_notes(across.left)),
+        notes=(*notes, *left.notes(of_side), *unruled_notes(across.left)),
         unruled=across.left,
         replicas=tuple(r for r in across.replicas if r.key.step == INIT_STEP or r.key.step in steps),
         layouts=across.names,
         padding=across.padding,
+        forced=forced,
     )
 
 

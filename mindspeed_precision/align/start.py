@@ -24,13 +24,21 @@ class Start:
     note: str = ""
 
 
-def common_start(baseline: Run, candidate: Run, ranks: Sequence[int]) -> Start:
+def common_start(
+    baseline: Run, candidate: Run, ranks: Sequence[int], *, reloaded: int | None = None
+) -> Start:
     """Tell what to compare initial parameters with.
+
+    ``reloaded`` is the first compared step where both runs begin it with one state: unless they began with
+    that step, what was before does not matter.
 
     Runs that begin at different steps have different initial parameters and may yet agree: those of the later
     one are compared with what the earlier one had after the step before, if that was recorded.
     """
     one, two = (run.manifest.get("first_step") for run in (baseline, candidate))
+    if reloaded is not None and not one == two == reloaded:
+        note = f"initial parameters not compared: the state before step {reloaded} was loaded"
+        return Start(baseline=None, candidate=None, note=note)
     if type(one) is not int or type(two) is not int or one == two:
         return Start()
     before = max(one, two) - 1
@@ -38,7 +46,7 @@ def common_start(baseline: Run, candidate: Run, ranks: Sequence[int]) -> Start:
         (baseline, "candidate", "baseline") if one < two else (candidate, "baseline", "candidate")
     )
     begins = f"the {side} begins at step {before + 1}, the {other} at step {min(one, two)}"
-    if _gathers_late(earlier) or not all(list(initial(earlier.ranks[rank], before)) for rank in ranks):
+    if gathers_late(earlier) or not all(list(initial(earlier.ranks[rank], before)) for rank in ranks):
         return Start(baseline=None, candidate=None, note=f"{begins}: initial parameters not compared")
     return Start(
         baseline=before if one < two else INIT_STEP,
@@ -55,7 +63,7 @@ def initial(rank: RankRecords, start: int | None) -> Iterator[TensorRecord]:
             yield replace(record, key=replace(key, step=INIT_STEP, phase=Phase.INIT))
 
 
-def _gathers_late(run: Run) -> bool:
+def gathers_late(run: Run) -> bool:
     """Tell whether parameters were recorded before all ranks' updates had reached them."""
     config = run.manifest.get("config")
     ddp = config.get("ddp_config") if isinstance(config, dict) else None

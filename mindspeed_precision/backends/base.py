@@ -30,6 +30,21 @@ class HostTensor:
         assert self.bits.dtype.kind == "u" or self.bits.dtype == np.bool_
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Form:
+    """What a tensor looks like from outside. Backends that meet the same forms again return the same object.
+
+    Attributes:
+        shape: logical shape.
+        dtype: framework-neutral name of the element type.
+        layout: strides as seen; None for a host number.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    layout: Layout | None
+
+
 class Backend(Protocol):
     """A framework, as seen by capture and record.
 
@@ -54,6 +69,10 @@ class Backend(Protocol):
 
     def layout(self, tensor: Any) -> Layout:
         """Return strides, offset and contiguity as they are now."""
+        ...
+
+    def form(self, tensor: Any) -> Form:
+        """Return shape, element type and layout, as they are now."""
         ...
 
     def begin_digest(self, tensor: Any, *, statistics: bool, sketch: bool = False) -> Any:

@@ -25,11 +25,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mindspeed_precision.backends.base import HostTensor
+from mindspeed_precision.backends.digest_words import WORDS, WORDS_WITH_SKETCH, Contents, digests_of
 from mindspeed_precision.record.elements import to_bits
 from mindspeed_precision.record.placement import canonical_index, runs_of
-from mindspeed_precision.record.sketch import BUCKETS, ROUNDOFF, has_sketch, pack, unpack
-from mindspeed_precision.record.statistics import EMPTY, digest_host
-from mindspeed_precision.records import Digest, Part, Placement, Split, Statistics
+from mindspeed_precision.record.sketch import has_sketch, unpack
+from mindspeed_precision.record.statistics import digest_host
+from mindspeed_precision.records import Digest, Part, Placement, Split
 
 SWITCH = "MINDSPEED_PRECISION_KERNEL"
 SOURCE = Path(__file__).with_name("digest_kernel.c")
@@ -39,13 +40,10 @@ BASE_FLAGS = ("-std=c11", "-O3", "-ffp-contract=off", "-fno-strict-aliasing", "-
 TARGET_FLAGS = (("-march=native", "-mprefer-vector-width=512"), ("-march=native",), ("-mcpu=native",), ())
 """Tried in turn: not every compiler knows each on every processor."""
 
-_INTEGERS, _FLOATS, _BINS = 5, 4, 256
-_EXPONENTS = _INTEGERS + _FLOATS
-_SKETCH = _EXPONENTS + _BINS
 STATISTICS, SKETCH = 1, 2
 """What is wanted beside the fingerprints."""
 
-_WORDS, _WORDS_WITH_SKETCH = ctypes.c_uint64 * _SKETCH, ctypes.c_uint64 * (_SKETCH + BUCKETS)
+_WORDS, _WORDS_WITH_SKETCH = ctypes.c_uint64 * WORDS, ctypes.c_uint64 * WORDS_WITH_SKETCH
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,28 +101,8 @@ class HostSums:
 
     def digest(self) -> Digest:
         """Return the digest."""
-        if not self.numel:
-            return Digest(fingerprint=0, unordered=0, statistics=EMPTY if self.statistics else None)
-        ordered, unordered, zeros, nans, infs = self.words[:_INTEGERS]
-        if not self.statistics:
-            return Digest(fingerprint=ordered, unordered=unordered)
         words = np.frombuffer(memoryview(self.words), np.uint64)
-        low, high, total, squares = words[_INTEGERS:_EXPONENTS].view(np.float64).tolist()
-        histogram = words[_EXPONENTS:_SKETCH]
-        bins = histogram.nonzero()[0]
-        finite = self.numel - nans - infs
-        moments = Statistics(
-            minimum=low + 0.0 if finite else math.nan,
-            maximum=high + 0.0 if finite else math.nan,
-            mean=total / finite + 0.0 if finite else math.nan,
-            l2_norm=math.sqrt(squares),
-            zeros=zeros,
-            nans=nans,
-            infs=infs,
-            exponents=dict(zip(bins.tolist(), histogram[bins].tolist(), strict=True)),
-        )
-        sketch = pack(words[_SKETCH:].view(np.float64), roundoff=ROUNDOFF) if self.sketch else None
-        return Digest(fingerprint=ordered, unordered=unordered, statistics=moments, sketch=sketch)
+        return digests_of(words[None], [Contents(self.numel, self.statistics, self.sketch)])[0]
 
 
 class _Tensor(ctypes.Structure):

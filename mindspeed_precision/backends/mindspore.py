@@ -23,7 +23,7 @@ import mindspore
 import numpy as np
 from mindspore._c_expression import TensorPy
 
-from mindspeed_precision.backends.base import HostTensor
+from mindspeed_precision.backends.base import Form, HostTensor
 from mindspeed_precision.backends.digest_kernel import digest_on_host
 from mindspeed_precision.errors import PrecisionError
 from mindspeed_precision.records import Digest, Layout, Part
@@ -75,6 +75,10 @@ class MindSporeBackend:
             storage_offset=int(tensor.storage_offset()),
             contiguous=bool(tensor.is_contiguous()),
         )
+
+    def form(self, tensor: Any) -> Form:
+        """Return shape, element type and layout."""
+        return Form(shape=self.shape(tensor), dtype=self.dtype(tensor), layout=self.layout(tensor))
 
     def begin_digest(self, tensor: Any, *, statistics: bool, sketch: bool = False) -> Digest:
         """Return the digest, which is finished: see the module's docstring.

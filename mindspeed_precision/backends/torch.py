@@ -5,24 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mindspeed_precision.backends.base import HostTensor
+from mindspeed_precision.backends.base import Form, HostTensor
 from mindspeed_precision.backends.digest_kernel import (
-    BITS_ONLY,
     MAX_DIMS,
-    DigestKernel,
     Geometry,
-    HostSums,
     Reading,
     digest_kernel,
     reading_of,
 )
+from mindspeed_precision.backends.host_digests import HostDigest, HostDigests, finished
 from mindspeed_precision.backends.torch_digest import ELEMENTS, Sums, element_of, require_part, sums_of
 from mindspeed_precision.errors import PrecisionError
 from mindspeed_precision.record.placement import runs_of
@@ -47,7 +45,8 @@ class TorchBackend:
     name = "torch"
 
     def __init__(self, *, kernel: bool = True) -> None:
-        self._kernel, self.digest_kernel = digest_kernel() if kernel else (None, "framework operations")
+        found, self.digest_kernel = digest_kernel() if kernel else (None, "framework operations")
+        self._host = None if found is None else HostDigests(found)
 
     def is_tensor(self, value: object) -> bool:
         """Tell whether ``value`` is a torch tensor."""
@@ -63,53 +62,63 @@ class TorchBackend:
 
     def layout(self, tensor: torch.Tensor) -> Layout:
         """Return strides, offset, contiguity, and on an NPU the storage format."""
-        return Layout(
-            stride=tuple(tensor.stride()),
-            storage_offset=int(tensor.storage_offset()),
-            contiguous=tensor.is_contiguous(),
-            format=_npu_format(tensor) if tensor.device.type == "npu" else "",
+        layout = self.form(tensor).layout
+        assert layout is not None
+        return layout
+
+    def form(self, tensor: torch.Tensor) -> Form:
+        """Return shape, element type and layout."""
+        return _form(
+            tensor.dtype,
+            tensor.shape,
+            tensor.stride(),
+            tensor.storage_offset(),
+            tensor.is_contiguous(),
+            _npu_format(tensor) if not tensor.is_cpu and tensor.device.type == "npu" else "",
         )
 
     def begin_digest(
         self, tensor: torch.Tensor, *, statistics: bool, sketch: bool = False
-    ) -> Sums | HostSums:
+    ) -> Sums | HostDigest:
         """Enqueue the digest; touches neither the tensor's version, nor autograd, nor a random generator.
 
         Raises:
             PrecisionError: the tensor cannot be read as dense elements of a known type.
         """
-        if self._kernel is not None and tensor.device.type == "cpu" and tensor.dim() < MAX_DIMS:
-            return _host_sums(self._kernel, tensor, None, statistics=statistics, sketch=sketch)
+        if self._host is not None and tensor.is_cpu and tensor.dim() < MAX_DIMS:
+            return _host_digest(self._host, tensor, None, statistics=statistics, sketch=sketch)
         # inference mode: nothing of what follows is recorded by autograd or counted as a write
         with torch.inference_mode():
             return sums_of(_readable(tensor), statistics=statistics, sketch=sketch)
 
     def begin_placed_digest(
         self, tensor: torch.Tensor, part: Part, *, statistics: bool, sketch: bool = False
-    ) -> Sums | HostSums:
+    ) -> Sums | HostDigest:
         """Enqueue the digest of a part of a canonical tensor, with its elements numbered as they are there.
 
         Raises:
             PrecisionError: as ``begin_digest``; or the tensor does not have the part's number of elements.
         """
         require_part(tensor, part)
-        if self._kernel is not None and tensor.device.type == "cpu" and tensor.dim() < MAX_DIMS:
-            return _host_sums(self._kernel, tensor, part, statistics=statistics, sketch=sketch)
+        if self._host is not None and tensor.is_cpu and tensor.dim() < MAX_DIMS:
+            return _host_digest(self._host, tensor, part, statistics=statistics, sketch=sketch)
         with torch.inference_mode():
             return sums_of(_readable(tensor), statistics=statistics, sketch=sketch, part=part)
 
-    def finish_digests(self, handles: Sequence[Sums | HostSums]) -> list[Digest]:
+    def finish_digests(self, handles: Sequence[Sums | HostDigest]) -> list[Digest]:
         """Wait once per device and return the digests."""
+        taken = [handle for handle in handles if isinstance(handle, HostDigest)]
+        if len(taken) == len(handles):
+            return finished(taken)
         by_device: dict[torch.device, dict[int, Sums]] = {}
-        digests: dict[int, Digest] = {}
         for place, handle in enumerate(handles):
-            if isinstance(handle, HostSums):
-                digests[place] = handle.digest()
-            else:
+            if isinstance(handle, Sums):
                 by_device.setdefault(handle.device, {})[place] = handle
+        digests: dict[int, Digest] = {}
         for device, sums in by_device.items():
             digests.update(zip(sums, _finish(device, list(sums.values())), strict=True))
-        return [digests[place] for place in range(len(handles))]
+        others = iter(finished(taken))
+        return [digests[place] if place in digests else next(others) for place in range(len(handles))]
 
     def snapshot(self, tensor: torch.Tensor) -> torch.Tensor:
         """Enqueue a copy in C order.
@@ -143,20 +152,49 @@ def _reading(dtype: torch.dtype) -> Reading:
     return reading_of(name, width=dtype.itemsize, numbers=numbers, floating=element.floating)
 
 
-def _host_sums(
-    kernel: DigestKernel, tensor: torch.Tensor, part: Part | None, *, statistics: bool, sketch: bool
-) -> HostSums:
-    with torch.inference_mode():
-        real = _readable(tensor)
-        if real.is_complex():
-            real = torch.view_as_real(real)
-    reading, numel = _reading(real.dtype), real.numel()
-    statistics = statistics and reading.kind != BITS_ONLY
-    sketch = sketch and statistics and reading.floating and numel > 1
-    contiguous = real.is_contiguous()
-    shape, strides = ((numel,), (1,)) if contiguous else (real.shape, real.stride())
-    geometry = Geometry(shape, strides, reading, runs=None if part is None else runs_of(part))
-    return kernel.sums(real.data_ptr(), geometry, statistics=statistics, sketch=sketch)
+@lru_cache(maxsize=8192)
+def _form(
+    dtype: torch.dtype,
+    shape: torch.Size,
+    stride: tuple[int, ...],
+    storage_offset: int,
+    contiguous: bool,
+    storage_format: str,
+) -> Form:
+    layout = Layout(
+        stride=tuple(stride), storage_offset=storage_offset, contiguous=contiguous, format=storage_format
+    )
+    return Form(shape=tuple(shape), dtype=str(dtype).removeprefix("torch."), layout=layout)
+
+
+@lru_cache(maxsize=2048)
+def _geometry(dtype: torch.dtype, shape: torch.Size, stride: tuple[int, ...], part: Part | None) -> Geometry:
+    return Geometry(shape, stride, _reading(dtype), runs=None if part is None else runs_of(part))
+
+
+def _host_digest(
+    host: HostDigests, tensor: torch.Tensor, part: Part | None, *, statistics: bool, sketch: bool
+) -> HostDigest:
+    if not _plain(tensor):
+        with torch.inference_mode():
+            tensor = _readable(tensor)
+            tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    geometry = _geometry(tensor.dtype, tensor.shape, tensor.stride(), part)
+    return host.take(tensor.data_ptr(), geometry, statistics=statistics, sketch=sketch)
+
+
+def _plain(tensor: torch.Tensor) -> bool:
+    """Tell whether the elements of a tensor on the host lie in its memory as they are: nearly all do."""
+    return (
+        type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        and tensor.layout is torch.strided
+        and tensor.dtype in _PLAIN
+        and not tensor.is_neg()
+        and tensor.untyped_storage().nbytes() > 0
+    )
+
+
+_PLAIN = frozenset({torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32})
 
 
 def _readable(tensor: torch.Tensor) -> torch.Tensor:

@@ -44,6 +44,9 @@ class ActivationPlacer:
         names: the modules of this rank.
         coordinates: of this rank; where no group splits anything, every tensor is canonical as it is.
         parameters: where its parameters sit.
+
+    Attributes:
+        active: it places something.
     """
 
     def __init__(
@@ -55,7 +58,7 @@ class ActivationPlacer:
         coordinates: RankCoordinates,
         parameters: Mapping[str, Placement | None],
     ) -> None:
-        self._active = isinstance(backend, PlacingBackend) and _splits(coordinates)
+        self.active = isinstance(backend, PlacingBackend) and _splits(coordinates)
         self._rules = rules
         self._modules = dict(names.modules)
         self._coordinates = coordinates
@@ -73,7 +76,7 @@ class ActivationPlacer:
             shape: of what this rank holds.
             dtype: framework-neutral name.
         """
-        if not self._active or key.phase not in _OF_MODULES:
+        if not self.active or key.phase not in _OF_MODULES:
             return None
         kind = (key.phase, key.fqn, key.role, key.slot, shape, dtype)
         known = self._known.get(kind)

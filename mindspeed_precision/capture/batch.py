@@ -14,7 +14,7 @@ import numpy as np
 from mindspeed_precision.capture.context import CaptureContext
 from mindspeed_precision.capture.modules import tensors_of
 from mindspeed_precision.capture.names import unwrap
-from mindspeed_precision.records import Phase, RecordKey, Role
+from mindspeed_precision.records import Phase, Role
 
 BATCH = "batch"
 LOSS = "loss"
@@ -123,8 +123,9 @@ def observe_random_states(context: CaptureContext) -> None:
         if context.backend.is_tensor(state):
             context.observe(Phase.BATCH, RNG, Role.RNG, state, slot=slot)
         elif isinstance(state, bytes):
-            key = RecordKey(step=context.recorder.step, phase=Phase.BATCH, fqn=RNG, role=Role.RNG, slot=slot)
-            context.recorder.observe_bytes(key, state)
+            site = context.recorder.site(Phase.BATCH, RNG, Role.RNG, slot)
+            if site is not None:
+                context.recorder.observe_bytes(site, state)
 
 
 class _SampleJournal:

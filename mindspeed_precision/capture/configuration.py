@@ -12,7 +12,7 @@ from typing import Any
 
 from mindspeed_precision.backends.capture_base import CaptureBackend
 from mindspeed_precision.backends.npu import loaded_npu
-from mindspeed_precision.capture.optimizer import members
+from mindspeed_precision.capture.optimizer_members import members
 from mindspeed_precision.records import RankCoordinates
 
 _ENVIRONMENT_PREFIXES = (

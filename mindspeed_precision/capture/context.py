@@ -17,11 +17,9 @@ from mindspeed_precision.record.placement import parameter_of
 from mindspeed_precision.record.recorder import Recorder
 from mindspeed_precision.records import (
     NO_MICROBATCH,
-    Observation,
     Part,
     Phase,
     Placement,
-    RecordKey,
     Role,
 )
 
@@ -89,26 +87,19 @@ class CaptureContext:
 
         ``elements`` is, of a parameter-like tensor, the range of what this rank holds that it is; None: all.
         """
-        key = RecordKey(
-            step=self.recorder.step,
-            microbatch=microbatch,
-            phase=phase,
-            fqn=fqn,
-            role=role,
-            slot=slot,
-            occurrence=occurrence,
-            recomputed=recomputed,
-        )
-        name = parameter_of(key, self.placements)
+        site = self.recorder.site(phase, fqn, role, slot, microbatch, occurrence, recomputed)
+        if site is None:
+            return
+        name = parameter_of(site.key, self.placements)
         part, place = None, None
         if name is not None:
             part = self._part(self.placements[name], tensor, elements)
-        elif self.placer is not None:
+        elif self.placer is not None and self.placer.active:
             shape = self.backend.shape(tensor)
-            place = self.placer.place(key, shape, self.backend.dtype(tensor))
+            place = self.placer.place(site.key, shape, self.backend.dtype(tensor))
             if isinstance(place, Placement) and not place.whole:
                 part = Part(placement=place, start=0, stop=math.prod(shape))
-        self.recorder.observe(Observation(key=key, tensor=tensor, note=note, part=part, place=place))
+        self.recorder.observe(site, tensor, note=note, part=part, place=place)
 
     def _part(
         self, placement: Placement | None, tensor: Any, elements: tuple[int, int] | None
@@ -140,8 +131,9 @@ class CaptureContext:
 
     def observe_number(self, phase: Phase, fqn: str, role: Role, value: float, *, slot: str = "") -> None:
         """Hand a host number of the whole step to the record stage."""
-        key = RecordKey(step=self.recorder.step, phase=phase, fqn=fqn, role=role, slot=slot)
-        self.recorder.observe_number(key, value)
+        site = self.recorder.site(phase, fqn, role, slot)
+        if site is not None:
+            self.recorder.observe_number(site, value)
 
 
 _active: list[CaptureContext] = []

@@ -68,6 +68,14 @@ def observe_setup(
     return built
 
 
+def loaded_step() -> int:
+    """Return the step that a checkpoint left off at, as the loop has noted it when the model exists."""
+    from megatron.training import get_args  # the loop that calls us has imported it
+
+    step = getattr(get_args(), "iteration", 0)
+    return step if isinstance(step, int) else 0
+
+
 def observe_train(
     wrapped: Callable[..., Any], instance: object, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:

@@ -11,26 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 from mindspeed_precision.capture.context import CaptureContext, active
+from mindspeed_precision.capture.optimizer_members import inner_names, members, own_range, own_ranges, sharded
 from mindspeed_precision.records import Phase, Role
 
 _STATES = {"exp_avg": Role.EXP_AVG, "exp_avg_sq": Role.EXP_AVG_SQ}
-
-
-def members(optimizer: Any) -> list[Any]:
-    """Return ``optimizer`` and every optimizer inside it once, outermost first; nothing for None."""
-    found: dict[int, Any] = {}
-    waiting = [optimizer]
-    while waiting:
-        member = waiting.pop(0)
-        if member is None or id(member) in found:
-            continue
-        found[id(member)] = member
-        if hasattr(member, "chained_optimizers"):  # whose own `.optimizer` is refused when there are several
-            waiting += member.chained_optimizers
-            continue
-        inner = getattr(member, "optimizer", None)
-        waiting += [inner] if hasattr(inner, "param_groups") else []
-    return list(found.values())
 
 
 def attach_optimizer(context: CaptureContext, optimizer: Any) -> list[Any]:
@@ -79,10 +63,10 @@ def observe_reduced_grads(context: CaptureContext) -> None:
         grad = backend.gradient(parameter)
         if grad is None or not backend.requires_grad(parameter):
             continue
-        if not _sharded(context.optimizer):
+        if not sharded(context.optimizer):
             context.observe(Phase.REDUCE, fqn, Role.REDUCED_GRAD, grad)
             continue
-        span = _own_range(context.optimizer, parameter)
+        span = own_range(context.optimizer, parameter)
         if span is not None:
             shard, slot = grad.view(-1)[span[0] : span[1]], f"{span[0]}:{span[1]}"
             context.observe(Phase.REDUCE, fqn, Role.REDUCED_GRAD, shard, slot=slot, elements=span)
@@ -94,49 +78,10 @@ def observe_parameters(context: CaptureContext, phase: Phase) -> None:
         context.observe(phase, fqn, Role.PARAM, context.backend.detach(parameter))
 
 
-def _sharded(optimizer: Any) -> bool:
-    """Tell whether an optimizer is distributed: each rank has a range of each parameter, or none."""
-    return any(hasattr(member, "model_param_gbuf_map") for member in members(optimizer))
-
-
-def _own_range(optimizer: Any, parameter: Any) -> tuple[int, int] | None:
-    """Return the range of what this rank holds of ``parameter`` that a distributed optimizer updates here."""
-    for member in members(optimizer):
-        if parameter in getattr(member, "model_param_gbuf_map", ()):
-            try:
-                span = member._get_model_param_range_map(parameter)["param"]
-            except KeyError:  # the bucket has the parameter, another rank owns it
-                return None
-            return int(span.start), int(span.end)
-    return None
-
-
-def _ranges(context: CaptureContext) -> dict[str, tuple[int, int]]:
-    """Return by name the ranges of this rank; empty unless the optimizer is distributed."""
-    if not _sharded(context.optimizer):
-        return {}
-    found = {fqn: _own_range(context.optimizer, parameter) for fqn, parameter in context.names.parameters}
-    return {fqn: span for fqn, span in found.items() if span is not None}
-
-
-def _inner_names(context: CaptureContext) -> dict[int, str]:
-    """Map ``id`` of what the inner optimizers update (parameters, copies, shards) to the parameter's fqn."""
-    names = dict(context.parameter_names)
-    for _, parameter in context.names.parameters:
-        copy = getattr(parameter, "main_param", None)
-        if context.backend.is_tensor(copy):
-            names[id(copy)] = context.parameter_names[id(parameter)]
-    for member in members(context.optimizer):
-        for models, copies in (
-            ("float16_groups", "fp32_from_float16_groups"),
-            ("model_float16_groups", "shard_fp32_from_float16_groups"),
-            ("model_fp32_groups", "shard_fp32_groups"),
-        ):
-            for group, shadow in zip(getattr(member, models, ()), getattr(member, copies, ()), strict=False):
-                for parameter, copy in zip(group, shadow, strict=False):
-                    if id(parameter) in context.parameter_names and copy is not None:
-                        names[id(copy)] = context.parameter_names[id(parameter)]
-    return names
+def _named(context: CaptureContext) -> tuple[dict[int, str], dict[str, tuple[int, int]]]:
+    """Return what the inner optimizers update by name, and which ranges of it this rank has."""
+    names, optimizer = context.names.parameters, context.optimizer
+    return inner_names(context.backend, names, optimizer), own_ranges(names, optimizer)
 
 
 def _before_step(context: CaptureContext, optimizer: Any) -> Callable[[], None]:
@@ -145,7 +90,7 @@ def _before_step(context: CaptureContext, optimizer: Any) -> Callable[[], None]:
             return
         if optimizer is context.optimizer:
             observe_reduced_grads(context)
-        names, ranges, gradients = _inner_names(context), _ranges(context), []
+        (names, ranges), gradients = _named(context), []
         for update in context.backend.updates(optimizer):
             fqn = names.get(id(update.updated), "")
             span = ranges.get(fqn)
@@ -180,7 +125,7 @@ def _after_step(context: CaptureContext, optimizer: Any) -> Callable[[], None]:
     def after() -> None:
         if not context.clock.in_step or not context.settings.optimizer:
             return
-        names, ranges = _inner_names(context), _ranges(context)
+        names, ranges = _named(context)
         for update in context.backend.updates(optimizer):
             fqn = names.get(id(update.updated), "")
             for name, role in _STATES.items():

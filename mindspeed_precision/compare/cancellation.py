@@ -161,12 +161,15 @@ class Cancellation:
         whole = all(n is not None and n <= limit * math.sqrt(pair.candidate.numel) for n in norms)
         return np.asarray(True) if whole else None
 
-    def noise_since_start(self, pair: Pair, below: Callable[[int], float]) -> NDArray[np.bool_] | None:
+    def noise_since_start(
+        self, pair: Pair, below: Callable[[int], float], start: int = 0
+    ) -> NDArray[np.bool_] | None:
         """Tell which elements of a parameter have had noise for a gradient in any step up to its own.
 
         Args:
             pair: a parameter after an update.
             below: by step, the share under which a gradient is noise.
+            start: the step at which both runs had one state.
 
         Returns:
             ``[...]`` bool of the parameter's shape; ``[]`` True where all are by norm alone; None where the
@@ -177,7 +180,7 @@ class Cancellation:
         for gradient in self._gradients.get((pair.rank, pair.key.fqn), []):
             known = steps.get(gradient.key.step)
             usable = gradient.candidate.shape == pair.candidate.shape and gradient.key.slot != "before"
-            if gradient.key.step <= pair.key.step and usable:
+            if start <= gradient.key.step <= pair.key.step and usable:
                 steps[gradient.key.step] = (
                     known if known is not None and _better(known, gradient) else gradient
                 )

@@ -91,9 +91,9 @@ class Context:
         rounding = _ROUNDINGS * UNIT_ROUNDOFF.get(pair.candidate.dtype, 0.0)
 
         def below(step: int) -> float:
-            return rule.cancels_below + rule.cancels_growth * self.reach.through(step - 1)
+            return rule.cancels_below + rule.cancels_growth * self.reach.before(step)
 
-        noise = self.cancellation.noise_since_start(pair, below)
+        noise = self.cancellation.noise_since_start(pair, below, self.reach.start_of(pair.key.step))
         elements = self.cancellation.elements(pair)
         if elements is None:
             whole = noise is not None and bool(noise.all())
@@ -151,9 +151,14 @@ def make_context(
     candidate: Run,
     pairs: Sequence[Pair],
     policy: Policy,
+    *,
     calibration: Calibration | None = None,
+    forced: frozenset[int] = frozenset(),
 ) -> Context | None:
-    """Read what the bounds of a policy depend on; None for a policy whose bounds depend on nothing."""
+    """Read what the bounds of a policy depend on; None for a policy whose bounds depend on nothing.
+
+    ``forced`` are the steps that both runs began with one state.
+    """
     fixed = not any(limit.growth or limit.rounding for limit in policy.limits) and not any(
         r.cancels_below for r in policy.rules
     )
@@ -161,7 +166,7 @@ def make_context(
         return None
     model = _model_dtype(candidate)
     return Context(
-        reach=reach_of((baseline, candidate)),
+        reach=reach_of((baseline, candidate), forced),
         depth=depth_of(baseline, model),
         cancellation=Cancellation(baseline, candidate, pairs),
         gains=Gains(baseline, candidate, pairs),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from mindspeed_precision.dump.reader import Run
-from mindspeed_precision.records import RecordKey, Role
+from mindspeed_precision.records import Role
 
 ASSUMED_RATE = 1e-3
 """Learning rate where neither records nor configuration of either run say one."""
@@ -31,6 +31,7 @@ class Reach:
         rate: learning rate for steps before any recorded one where ``rates`` is empty.
         amplification: largest update in units of the learning rate (1 for gradients that come every step).
         note: what a reader must know of where the rates are from; empty where they were recorded.
+        forced: steps that both runs began with one state: each is a start.
     """
 
     rates: Mapping[int, float]
@@ -38,17 +39,22 @@ class Reach:
     rate: float
     amplification: float
     note: str
+    forced: frozenset[int] = frozenset()
+
+    def start_of(self, step: int) -> int:
+        """Return the last step, up to ``step``, that both runs began with one state."""
+        return max((one for one in self.forced if one <= step), default=self.first)
 
     def through(self, step: int) -> float:
-        """Return the sum of the learning rates of all steps up to and including ``step``.
+        """Return the sum of the learning rates of all steps from a start up to and including ``step``.
 
         A step that was not recorded counts with the rate of the next recorded one.
         """
-        return sum(self._rate_of(one) for one in range(self.first, step + 1))
+        return sum(self._rate_of(one) for one in range(self.start_of(step), step + 1))
 
-    def before(self, key: RecordKey) -> float:
-        """Return the sum for what ``key`` was computed from: the updates of the steps before its own."""
-        return self.through(key.step - 1)
+    def before(self, step: int) -> float:
+        """Return the sum for what a step computes from: the updates between its start and itself."""
+        return sum(self._rate_of(one) for one in range(self.start_of(step), step))
 
     def _rate_of(self, step: int) -> float:
         if step in self.rates:
@@ -63,7 +69,7 @@ class Reach:
         return sorted(self.rates)
 
 
-def reach_of(runs: Iterable[Run]) -> Reach:
+def reach_of(runs: Iterable[Run], forced: frozenset[int] = frozenset()) -> Reach:
     """Read the learning rates that two runs recorded, the larger one where they differ.
 
     The amplification is Kingma and Ba's bound on Adam's step (2015, section 2.1): ``(1 - beta1) /
@@ -89,7 +95,7 @@ def reach_of(runs: Iterable[Run]) -> Reach:
     known = [start for start in starts if type(start) is int and start >= 0]
     rate, note = _configured(runs) if not rates else (0.0, "")
     first = max(known) if known else min(recorded, default=0)
-    return Reach(rates=rates, first=first, rate=rate, amplification=amplification, note=note)
+    return Reach(rates=rates, first=first, rate=rate, amplification=amplification, note=note, forced=forced)
 
 
 def _amplification(betas: Mapping[str, float]) -> float:

@@ -197,7 +197,7 @@ def _bound(limit: Limit, pair: Pair, context: Context | None) -> Limit:
     if context is None:
         return limit.at(reach=0.0, unit=0.0)
     unit = context.depth.unit(pair.key, pair.candidate.dtype)
-    bound = limit.at(reach=context.reach.before(pair.key), unit=unit)
+    bound = limit.at(reach=context.reach.before(pair.key.step), unit=unit)
     return bound if context.calibration is None else context.calibration.apply(pair, bound)
 
 

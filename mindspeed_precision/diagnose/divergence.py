@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
 
 from mindspeed_precision.diagnose.graph import Graph, Node
 from mindspeed_precision.records import Origin, Pair, Phase, RecordKey, Role, Side, Verdict
 
 
-def find_origins(graph: Graph) -> tuple[Origin, ...]:
+def find_origins(graph: Graph, own_fault: Callable[[Node], str] = lambda _: "") -> tuple[Origin, ...]:
     """Return every origin, first divergence first.
 
     A divergent record is propagated when something that it consumed diverges; the other ones are origins,
     grouped over ranks. Random state is an origin only where nothing else is: alone it changes no number.
+
+    Args:
+        graph: every comparison, linked by what it consumed.
+        own_fault: says by what a record that is propagated shows a fault of its own, which makes it an origin
+            as well; empty where nothing does.
 
     Returns:
         Origins in order of step, execution, rank, each with the number of divergences that lead back to it.
     """
     divergent = sorted(graph.divergent.nodes, key=lambda node: node.order)
     parents = {node: graph.explanation(node) for node in divergent}
+    own = _own_faults(divergent, parents, own_fault)
+    parents.update(dict.fromkeys(own))
     roots = _roots(divergent, parents)
     led_back = Counter(root.key for node, root in roots.items() if root is not node)
     by_key: dict[RecordKey, list[Node]] = defaultdict(list)
@@ -26,17 +34,40 @@ def find_origins(graph: Graph) -> tuple[Origin, ...]:
         if roots[node] is node:
             by_key[node.key].append(node)
     computed = {key: nodes for key, nodes in by_key.items() if key.role is not Role.RNG}
-    return tuple(_origin(graph, nodes, led_back[key]) for key, nodes in (computed or by_key).items())
+    return tuple(_origin(graph, nodes, led_back[key], own) for key, nodes in (computed or by_key).items())
 
 
-def _origin(graph: Graph, nodes: list[Node], propagated: int) -> Origin:
+def _own_faults(
+    divergent: list[Node], parents: Mapping[Node, Node | None], own_fault: Callable[[Node], str]
+) -> dict[Node, str]:
+    """Find faults beside what explains a record; one that was met before is the same fault again."""
+    first: dict[tuple[object, ...], int] = {}  # step in which a place was an origin first
+    found: dict[Node, str] = {}
+    for node in divergent:
+        place, step = _place(node), node.key.step
+        if parents[node] is None:
+            first.setdefault(place, step)
+        elif first.get(place, step) == step:
+            told = own_fault(node)
+            if told:
+                found[node] = told
+                first.setdefault(place, step)
+    return found
+
+
+def _place(node: Node) -> tuple[object, ...]:
+    return node.key.phase, node.key.fqn, node.key.role, node.key.slot
+
+
+def _origin(graph: Graph, nodes: list[Node], propagated: int, own: Mapping[Node, str]) -> Origin:
     first = min(nodes, key=lambda node: node.rank)
     pair = first.comparison.pair
     return Origin(
         comparison=first.comparison,
         ranks=tuple(sorted({node.rank for node in nodes})),
         propagated=propagated,
-        inputs=describe_inputs(graph, first),
+        inputs=describe_inputs(graph, first, by_others=first in own),
+        own=own.get(first, ""),
         held_by=pair.held_by.get(Side.CANDIDATE, ()) if isinstance(pair, Pair) else (),
     )
 
@@ -65,11 +96,15 @@ def _roots(divergent: list[Node], parents: dict[Node, Node | None]) -> dict[Node
     return roots
 
 
-def describe_inputs(graph: Graph, node: Node) -> str:
-    """Say in one phrase how what a record consumed compares."""
-    consumed = [other for other in graph.consumed(node) if not other.diverges]
+def describe_inputs(graph: Graph, node: Node, *, by_others: bool = False) -> str:
+    """Say in one phrase how what a record consumed compares; ``by_others``: it diverges, by another cause."""
+    every = graph.consumed(node)
+    consumed = [other for other in every if not other.diverges]
     if graph.rule(node) is None or node.key.role in (Role.HYPERPARAMETER, Role.BATCH, Role.RNG):
         return "this is where it enters the run"
+    if by_others:
+        names = _names([other for other in every if other.diverges])
+        return f"{names} differ{'s' if len(every) - len(consumed) == 1 else ''}, too, by another cause"
     if not consumed:
         return "nothing recorded before it differs"
     names = _names(consumed)

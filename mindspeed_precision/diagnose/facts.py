@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from mindspeed_precision.align.forced import loaded_states
 from mindspeed_precision.align.match import Alignment
 from mindspeed_precision.compare.policy import Policy
 from mindspeed_precision.compare.verdict import BITS_DIFFER
@@ -86,9 +87,15 @@ class Facts:
     def movements(self) -> Mapping[Side, Movement]:
         """What the optimizer of each run did to the parameters in the compared steps."""
         where = self.alignment.ranks, self.alignment.steps
+        runs = {Side.BASELINE: self.baseline, Side.CANDIDATE: self.candidate}
+        loaded = {side: loaded_states(run).keys() & self.alignment.forced for side, run in runs.items()}
         return {
-            side: movement_of(run, *where)
-            for side, run in ((Side.BASELINE, self.baseline), (Side.CANDIDATE, self.candidate))
+            side: movement_of(
+                run,
+                *where,
+                {step: None if step in loaded[side.other] else runs[side.other] for step in loaded[side]},
+            )
+            for side, run in runs.items()
         }
 
     @cached_property
@@ -118,12 +125,13 @@ class Facts:
         return self.nodes[origin.ranks[0], origin.key]
 
     def origins_in(self, phase: Phase, *roles: Role) -> list[Origin]:
-        """Return the origins of a phase and some roles that both runs recorded."""
+        """Return the origins of a phase and some roles that both runs recorded, of what agrees."""
         return [
             origin
             for origin in self.origins
             if origin.key.phase is phase
             and origin.key.role in roles
+            and not origin.own
             and origin.comparison.verdict is Verdict.DIVERGED
         ]
 

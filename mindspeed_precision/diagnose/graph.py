@@ -131,6 +131,7 @@ class Graph:
         coordinates: by rank.
         parameters: by rank, the canonical names of the declared parameters, each with the names of those that
             share its storage.
+        forced: steps that both runs began with one state: nothing that was before explains what they compute.
     """
 
     def __init__(
@@ -138,10 +139,12 @@ class Graph:
         nodes: Iterable[Node],
         coordinates: dict[int, RankCoordinates],
         parameters: dict[str, frozenset[str]],
+        forced: frozenset[int] = frozenset(),
     ) -> None:
         self.all = Index(nodes)
         self.divergent = Index(node for node in self.all.nodes if node.diverges)
         self._parameters = parameters
+        self._forced = forced
         self._replica = {rank: _replica(where) for rank, where in coordinates.items()}
         self._below: dict[str, list[str]] = {}
         self._linked: dict[tuple[int, int], list[Node]] = defaultdict(list)
@@ -184,10 +187,14 @@ class Graph:
             return []
         sources = [*rule.always, *self._tier(node, rule)]
         near = [s for s in sources if s.when is not When.EARLIER and s.names is not Names.NEAR]
+        if node.key.step in self._forced:
+            near = [source for source in near if source.when is not When.STATE]
         return [found for source in near for found in self._resolve(node, source, self.all)]
 
     def _first(self, node: Node, sources: Iterable[Source]) -> Node | None:
         for source in sources:
+            if source.when is When.STATE and node.key.step in self._forced:
+                continue
             found = next(self._resolve(node, source, self.divergent), None)
             if found is None and source.when is When.STATE:
                 found = self._across_gap(node, source) or self._carried(node, source)
@@ -208,7 +215,8 @@ class Graph:
             return
         for other in self._linked[node.bits]:
             same_time = (other.key.step, other.key.microbatch) == (node.key.step, node.key.microbatch)
-            state = other.key.role is Role.PARAM and other.key.step < node.key.step
+            earlier_step = other.key.step < node.key.step and node.key.step not in self._forced
+            state = other.key.role is Role.PARAM and earlier_step
             # what one pipeline stage sends the other receives, in any order of stages where each has several
             # chunks; ranks of one stage show each other's tensors without an order, which would be a circle
             sent = other.moment[1] != node.moment[1] and other.key.role is not node.key.role

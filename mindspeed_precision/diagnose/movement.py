@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -65,15 +65,25 @@ class Movement:
         return tuple(one for one in self.unmoved if not one.rounded)
 
 
-def movement_of(run: Run, ranks: Iterable[int], steps: Sequence[int]) -> Movement:
+def movement_of(
+    run: Run, ranks: Iterable[int], steps: Sequence[int], loaded: Mapping[int, Run | None] | None = None
+) -> Movement:
     """Compare every parameter that the optimizer updated with what it was before.
+
+    Args:
+        run: the run.
+        ranks: which of its ranks.
+        steps: which of its steps.
+        loaded: the steps before which it loaded another run's state, each with that run; None: that is not
+            here, so that nothing is said of the step.
 
     Only updates that the run recorded count: of a skipped step there is no learning rate, and a rank that
     holds no part of a parameter's optimizer state updates it later, by a gather.
     """
     moved, unmoved = 0, []
     for number in ranks:
-        for update in _updates(run.ranks[number], frozenset(steps)):
+        known = {step: None if one is None else one.ranks[number] for step, one in (loaded or {}).items()}
+        for update in _updates(run.ranks[number], frozenset(steps), known):
             if update.before.digest.fingerprint != update.after.digest.fingerprint:
                 moved += 1
             elif update.lr > 0 and not update.zero_gradient:
@@ -138,19 +148,33 @@ def _is_zero(record: TensorRecord) -> bool:
     return is_zero(record.digest.fingerprint, record.digest.unordered, record.numel)
 
 
-def _updates(rank: RankRecords, steps: frozenset[int]) -> Iterator[_Update]:
-    """Yield every update of a trainable parameter that this rank's optimizer made in ``steps``."""
-    trained = {p.fqn for p in rank.parameters if p.trainable and not p.tied_to}
+_Kept = Mapping[tuple[str, Role, str], Mapping[int, TensorRecord]]
+
+
+def _states(rank: RankRecords, trained: frozenset[str]) -> _Kept:
+    """Return parameters and their copies by name, role, slot and step."""
     states: dict[tuple[str, Role, str], dict[int, TensorRecord]] = defaultdict(dict)
+    for record in rank.records:
+        key = record.key
+        if key.fqn in trained and key.role in (Role.PARAM, Role.MASTER_PARAM):
+            states[key.fqn, key.role, key.slot][key.step] = record
+    return states
+
+
+def _updates(
+    rank: RankRecords, steps: frozenset[int], loaded: Mapping[int, RankRecords | None]
+) -> Iterator[_Update]:
+    """Yield every update of a trainable parameter that this rank's optimizer made in ``steps``."""
+    trained = frozenset(p.fqn for p in rank.parameters if p.trainable and not p.tied_to)
+    states = _states(rank, trained)
+    sources = {id(one): _states(one, trained) for one in loaded.values() if one is not None}
     gradients: dict[tuple[int, str], list[TensorRecord]] = defaultdict(list)
     numbers: dict[tuple[int, str], dict[str, float]] = defaultdict(dict)
     for record in rank.records:
         key = record.key
         if key.fqn not in trained:
             continue
-        if key.role in (Role.PARAM, Role.MASTER_PARAM):
-            states[key.fqn, key.role, key.slot][key.step] = record
-        elif key.role is Role.HYPERPARAMETER and record.value is not None:
+        if key.role is Role.HYPERPARAMETER and record.value is not None:
             numbers[key.step, key.fqn][key.slot] = record.value
         elif (key.phase, key.role) in _GRADIENTS and key.slot != "before":
             gradients[key.step, key.fqn].append(record)
@@ -162,13 +186,17 @@ def _updates(rank: RankRecords, steps: frozenset[int]) -> Iterator[_Update]:
         for step in by_step
         if step - 1 in by_step
     }
-    for (fqn, role, _), by_step in states.items():
+    for (fqn, role, slot), by_step in states.items():
         for step in sorted(steps & by_step.keys()):
             given = numbers.get((step, fqn), {})
             superseded = role is Role.PARAM and (step, fqn) in masters
-            if step - 1 in by_step and "lr" in given and not superseded:
+            if step in loaded:
+                began = sources.get(id(loaded[step]), {}).get((fqn, role, slot), {})
+            else:
+                began = by_step
+            if step - 1 in began and "lr" in given and not superseded:
                 yield _Update(
-                    before=by_step[step - 1],
+                    before=began[step - 1],
                     after=by_step[step],
                     gradients=_closest(gradients.get((step, fqn), ())),
                     numbers=given,

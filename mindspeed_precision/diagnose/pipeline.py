@@ -15,6 +15,7 @@ from mindspeed_precision.diagnose.divergence import find_origins
 from mindspeed_precision.diagnose.facts import Facts, trained_names
 from mindspeed_precision.diagnose.facts import names as listed
 from mindspeed_precision.diagnose.graph import Graph, make_node
+from mindspeed_precision.diagnose.own_faults import OwnFaults
 from mindspeed_precision.diagnose.reported import reported_findings
 from mindspeed_precision.diagnose.rules import run_rules
 from mindspeed_precision.diagnose.scalars import loss_error, step_scalars
@@ -55,7 +56,14 @@ def gather_facts(
     Raises:
         DumpError: a payload that an index promises cannot be read.
     """
-    context = make_context(baseline, candidate, alignment.pairs, policy, calibration)
+    context = make_context(
+        baseline,
+        candidate,
+        alignment.pairs,
+        policy,
+        calibration=calibration,
+        forced=alignment.forced,
+    )
     comparisons = [
         compare_pair(pair, policy=policy, baseline=baseline, candidate=candidate, context=context)
         for pair in alignment.pairs
@@ -65,15 +73,18 @@ def gather_facts(
     comparisons += _missing_gradients(baseline, candidate, alignment)
     coordinates = {rank: candidate.ranks[rank].coordinates for rank in alignment.ranks}
     nodes = [make_node(comparison, coordinates[comparison.pair.rank]) for comparison in comparisons]
-    graph = Graph(nodes, coordinates, _shared_names(baseline, candidate, alignment))
+    names = _shared_names(baseline, candidate, alignment)
+    graph = Graph(nodes, coordinates, names, alignment.forced)
+    own = OwnFaults(graph, baseline, candidate)
+    origins = find_origins(graph, own)
     return Facts(
         baseline=baseline,
         candidate=candidate,
         alignment=alignment,
         policy=policy,
         graph=graph,
-        origins=find_origins(graph),
-        notes=tuple(notes),
+        origins=origins,
+        notes=tuple(filter(None, (*notes, own.note(origins)))),
     )
 
 

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
 from typing import Any
 
+from mindspeed_precision.dump.encode import RecordLine
 from mindspeed_precision.dump.strict_json import check_keys, load_object
 from mindspeed_precision.errors import DumpError
 from mindspeed_precision.record import fingerprint as fingerprint_definition
@@ -245,10 +246,10 @@ def to_json(line: Line, *, place: int | None = None) -> str:
         place: of a record that has a place, the number under which that was declared.
     """
     if isinstance(line, TensorRecord):
-        plain = {**_record_to_plain(line), "placement": place}
-    elif isinstance(line, Header):
-        plain = {"kind": "header", "schema": SCHEMA, "fingerprint": FINGERPRINT, "sketch": SKETCH}
-        plain["coordinates"] = asdict(line.coordinates)
+        return RecordLine.of(line).text(line.payload, place)
+    if isinstance(line, Header):
+        plain: dict[str, Any] = {"kind": "header", "schema": SCHEMA}
+        plain.update(fingerprint=FINGERPRINT, sketch=SKETCH, coordinates=asdict(line.coordinates))
     elif isinstance(line, Parameters):
         plain = {"kind": "parameters", "parameters": [asdict(parameter) for parameter in line.parameters]}
     elif isinstance(line, PlaceDeclaration):
@@ -258,46 +259,6 @@ def to_json(line: Line, *, place: int | None = None) -> str:
     else:
         plain = {"kind": "problem" if isinstance(line, Problem) else "step", **asdict(line)}
     return _ENCODER.encode(plain)
-
-
-def _record_to_plain(record: TensorRecord) -> dict[str, Any]:
-    key, layout, digest = record.key, record.layout, record.digest
-    return {
-        "kind": "record",
-        "seq": record.seq,
-        "step": key.step,
-        "microbatch": key.microbatch,
-        "phase": key.phase.value,
-        "fqn": key.fqn,
-        "role": key.role.value,
-        "slot": key.slot,
-        "occurrence": key.occurrence,
-        "recomputed": key.recomputed,
-        "shape": record.shape,
-        "dtype": record.dtype,
-        "layout": None if layout is None else {name: getattr(layout, name) for name in LAYOUT_KEYS},
-        "fingerprint": f"{digest.fingerprint:016x}",
-        "unordered": f"{digest.unordered:016x}",
-        "statistics": None if digest.statistics is None else _statistics_to_plain(digest.statistics),
-        "sketch": None if digest.sketch is None else _sketch_to_plain(digest.sketch),
-        "payload": record.payload,
-        "note": record.note,
-        "part": record.part,
-    }
-
-
-def _statistics_to_plain(statistics: Statistics) -> dict[str, Any]:
-    plain: dict[str, Any] = {}
-    for name in ("minimum", "maximum", "mean", "l2_norm"):
-        number = float(getattr(statistics, name))
-        plain[name] = number if math.isfinite(number) else str(number)
-    plain.update(zeros=statistics.zeros, nans=statistics.nans, infs=statistics.infs)
-    plain["exponents"] = {str(bin_): count for bin_, count in statistics.exponents.items()}
-    return plain
-
-
-def _sketch_to_plain(sketch: Sketch) -> dict[str, Any]:
-    return {"values": base64.b64encode(sketch.data).decode(), "roundoff": sketch.roundoff}
 
 
 def parse_line(text: str | bytes, *, where: str, schema: int = SCHEMA, places: Sequence[Place] = ()) -> Line:

@@ -6,12 +6,14 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from mindspeed_precision.backends.base import HostTensor
+from mindspeed_precision.dump.background import Background, Immediately, Jobs
+from mindspeed_precision.dump.encode import RecordLine
 from mindspeed_precision.dump.format import (
     COMPLETE,
     DIGEST_ALGORITHM,
@@ -20,7 +22,6 @@ from mindspeed_precision.dump.format import (
     MANIFEST,
     SCHEMA,
     Header,
-    Line,
     Parameters,
     PlaceDeclaration,
     Problem,
@@ -107,23 +108,28 @@ def _write_and_rename(path: Path, data: bytes) -> None:
 
 
 class RankWriter:
-    """Appends one rank's records; whole steps reach the disk before ``write_step`` returns.
+    """Appends one rank's records, whole steps at a time.
 
     Args:
         directory: the run directory.
         coordinates: where this rank sits.
+        queue: bytes that may wait in memory while another thread writes steps; 0: a step is on the disk when
+            ``write_step`` returns.
 
     Raises:
-        DumpError: this rank has already written there, or the disk refuses; also from every method.
+        DumpError: this rank has already written there, or the disk refuses; also from every method, and of a
+            step that waited in the queue from the method that is called next.
     """
 
-    def __init__(self, directory: Path, *, coordinates: RankCoordinates) -> None:
+    def __init__(self, directory: Path, *, coordinates: RankCoordinates, queue: int = 0) -> None:
         self.directory = directory / rank_directory(coordinates.rank)
         self._path = self.directory / INDEX
         self._digest = hashlib.blake2b(digest_size=16)
         self._lines = 0
         self._broken = False
         self._places: dict[Place, int] = {}
+        self._jobs: Jobs = Background(queue) if queue else Immediately()
+        self._coming: set[str] = set()
         try:
             self.directory.mkdir(parents=True)
             self._file = self._path.open("xb", buffering=0)
@@ -134,11 +140,11 @@ class RankWriter:
             ) from error
         except OSError as error:
             raise DumpError(f"cannot write: {error.strerror}", where=str(self.directory)) from error
-        self._append([Header(coordinates=coordinates)])
+        self._append_now(Header(coordinates=coordinates))
 
     def declare_parameters(self, names: Sequence[ParameterDeclaration]) -> None:
         """Write which parameters this rank holds."""
-        self._append([Parameters(parameters=tuple(names))])
+        self._append_now(Parameters(parameters=tuple(names)))
 
     def write_step(
         self,
@@ -149,11 +155,24 @@ class RankWriter:
         microbatches: int,
         problems: Sequence[Problem] = (),
     ) -> None:
-        """Write a step: payload files, then its lines, then its marker; all on the disk when it returns.
+        """Write a step of whole records, as ``write_lines`` does; ``payload`` is filled in there."""
+        lines = [RecordLine.of(record) for record in records]
+        self.write_lines(step, lines, payloads, microbatches=microbatches, problems=problems)
+
+    def write_lines(
+        self,
+        step: int,
+        records: Sequence[RecordLine],
+        payloads: Mapping[int, HostTensor],
+        *,
+        microbatches: int,
+        problems: Sequence[Problem] = (),
+    ) -> None:
+        """Write a step: payload files, then its lines, then its marker.
 
         Args:
             step: the step.
-            records: its records in execution order; ``payload`` is filled in here.
+            records: its records in execution order.
             payloads: elements by ``seq``, for the records that have some. Read once, file by file.
             microbatches: how many the step ran.
             problems: records that could not be taken.
@@ -161,26 +180,31 @@ class RankWriter:
         if self._broken:
             raise self._refusal()
         self._broken = True  # until this step is whole: after a torn line nothing may follow
+        self._jobs.raise_failure()
         files = self._write_payloads(step, records, payloads)
-        named = [replace(r, payload=files[r.seq]) if r.seq in files else r for r in records]
         marker = StepMarker(
             step=step,
-            records=len(named),
+            records=len(records),
             payloads=len(files),
             problems=len(problems),
             microbatches=microbatches,
         )
-        self._append([*self._new_places(named), *named, *problems, marker])
+        places = self._new_places(records)
+        texts = [record.text(files.get(record.seq), self._place(record)) for record in records]
+        self._append([*map(to_json, places), *texts, *map(to_json, problems), to_json(marker)])
         self._broken = False
 
-    def _new_places(self, records: Sequence[TensorRecord]) -> list[Line]:
+    def _new_places(self, records: Sequence[RecordLine]) -> list[PlaceDeclaration]:
         """Number the places that no record had before."""
-        fresh: list[Line] = []
+        fresh: list[PlaceDeclaration] = []
         for place in dict.fromkeys(record.place for record in records):
             if place is not None and place not in self._places:
                 fresh.append(PlaceDeclaration(number=len(self._places), place=place))
                 self._places[place] = len(self._places)
         return fresh
+
+    def _place(self, record: RecordLine) -> int | None:
+        return None if record.place is None else self._places[record.place]
 
     def write_findings(self, findings: Sequence[Mapping[str, Any]]) -> None:
         """Write what was found on this rank while it ran, in place of what was written before."""
@@ -191,19 +215,22 @@ class RankWriter:
             raise DumpError(f"cannot write: {error.strerror}", where=str(self.directory)) from error
 
     def close(self, *, complete: bool) -> None:
-        """Close the index; ``complete`` says that the run ended as planned, and seals it."""
+        """Write what waits and close the index; ``complete``: the run ended as planned, and it is sealed."""
         if self._file.closed:
             return
+        self._jobs.finish()
         self._file.close()
-        if complete and self._broken:
+        if not complete:
+            return
+        self._jobs.raise_failure()
+        if self._broken:
             raise self._refusal()
-        if complete:
-            seal = {"schema": SCHEMA, "lines": self._lines, "algorithm": DIGEST_ALGORITHM}
-            seal["digest"] = self._digest.hexdigest()
-            try:
-                _write_and_rename(self.directory / COMPLETE, json.dumps(seal).encode() + b"\n")
-            except OSError as error:
-                raise DumpError(f"cannot write: {error.strerror}", where=str(self.directory)) from error
+        seal = {"schema": SCHEMA, "lines": self._lines, "algorithm": DIGEST_ALGORITHM}
+        seal["digest"] = self._digest.hexdigest()
+        try:
+            _write_and_rename(self.directory / COMPLETE, json.dumps(seal).encode() + b"\n")
+        except OSError as error:
+            raise DumpError(f"cannot write: {error.strerror}", where=str(self.directory)) from error
 
     def _refusal(self) -> DumpError:
         return DumpError(
@@ -213,38 +240,47 @@ class RankWriter:
         )
 
     def _write_payloads(
-        self, step: int, records: Sequence[TensorRecord], payloads: Mapping[int, HostTensor]
+        self, step: int, records: Sequence[RecordLine], payloads: Mapping[int, HostTensor]
     ) -> dict[int, str]:
         groups: dict[int, list[int]] = {}
         for record in records:
             if record.seq in payloads:
-                groups.setdefault(record.key.microbatch, []).append(record.seq)
+                groups.setdefault(record.microbatch, []).append(record.seq)
         files = {}
         for microbatch, members in groups.items():
             name = self._unused_name(step, microbatch)
-            try:
-                write_payload(self.directory / name, {str(seq): payloads[seq] for seq in members})
-            except OSError as error:
-                raise DumpError(
-                    f"cannot write: {error.strerror}", where=str(self.directory / name)
-                ) from error
+            tensors = {str(seq): payloads[seq] for seq in members}
+            size = sum(tensor.bits.nbytes for tensor in tensors.values())
+            self._jobs.put(partial(self._write_file, name, tensors), size)
             files.update(dict.fromkeys(members, name))
         return files
 
     def _unused_name(self, step: int, microbatch: int) -> str:
         repeat = 0
-        while (self.directory / payload_file(step, microbatch, repeat)).exists():
+        while (name := payload_file(step, microbatch, repeat)) in self._coming or (
+            self.directory / name
+        ).exists():
             repeat += 1  # the framework ran this step again: keep both
-        return payload_file(step, microbatch, repeat)
+        self._coming.add(name)
+        return name
 
-    def _place(self, line: Line) -> int | None:
-        if not isinstance(line, TensorRecord) or line.place is None:
-            return None
-        return self._places[line.place]
+    def _write_file(self, name: str, tensors: Mapping[str, HostTensor]) -> None:
+        try:
+            write_payload(self.directory / name, tensors)
+        except OSError as error:
+            raise DumpError(f"cannot write: {error.strerror}", where=str(self.directory / name)) from error
+        self._coming.discard(name)
 
-    def _append(self, lines: Iterable[Line]) -> None:
-        texts = [to_json(line, place=self._place(line)) for line in lines]
-        data = "".join(f"{text}\n" for text in texts).encode()
+    def _append(self, lines: Sequence[str]) -> None:
+        data = "".join(f"{line}\n" for line in lines).encode()
+        self._jobs.put(partial(self._write_lines, data, len(lines)), len(data))
+
+    def _append_now(self, line: Header | Parameters) -> None:
+        self._append([to_json(line)])
+        self._jobs.finish()
+        self._jobs.raise_failure()
+
+    def _write_lines(self, data: bytes, lines: int) -> None:
         try:
             view = memoryview(data)
             while view:
@@ -253,4 +289,4 @@ class RankWriter:
         except OSError as error:
             raise DumpError(f"cannot write: {error.strerror}", where=str(self._path)) from error
         self._digest.update(data)
-        self._lines += len(texts)
+        self._lines += lines

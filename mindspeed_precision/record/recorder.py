@@ -3,50 +3,49 @@
 from __future__ import annotations
 
 import gc
+import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from mindspeed_precision.backends.base import Backend, HostTensor, PlacingBackend
+from mindspeed_precision.backends.base import Backend, Form, HostTensor, PlacingBackend
 from mindspeed_precision.config import Settings
+from mindspeed_precision.dump.encode import RecordLine, digest_text, form_text, origin_text
 from mindspeed_precision.dump.format import Problem
 from mindspeed_precision.dump.writer import RankWriter
+from mindspeed_precision.record.site import Site, SiteTable
 from mindspeed_precision.record.statistics import digest_host, digest_number
-from mindspeed_precision.records import (
-    INIT_STEP,
-    NO_MICROBATCH,
-    Digest,
-    Layout,
-    Level,
-    Observation,
-    Phase,
-    Place,
-    RecordKey,
-    Role,
-    TensorRecord,
-)
+from mindspeed_precision.records import INIT_STEP, NO_MICROBATCH, Part, Phase, Place, Role
 
-_PRINTED = (Role.LOSS, Role.GRAD_NORM)
-"""What a log prints, and every report wants the value of, whatever the level is."""
+_NUMBER = Form(shape=(), dtype="float64", layout=None)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(slots=True)
 class _Pending:
-    """A record of the running step; either ``digest`` is known or ``handle`` will give it."""
+    """A record of the running step; ``digest`` is the text of a record line, or ``handle`` will give it."""
 
-    key: RecordKey
-    shape: tuple[int, ...]
-    dtype: str
+    site: Site
+    form: Form
+    digest: str | None
+    handle: Any
+    snapshot: Any
     note: str
-    layout: Layout | None = None
-    digest: Digest | None = None
-    handle: Any = None
-    snapshot: Any = None
-    part: tuple[int, int] | None = None
+    part: tuple[int, int] | None
     place: Place | None = None
+
+
+_form_text = lru_cache(maxsize=8192)(lambda form: form_text(form.shape, form.dtype, form.layout))
+_origin_text = lru_cache(maxsize=8192)(origin_text)
+
+
+@lru_cache(maxsize=8192)
+def _number_text(bits: bytes) -> str:
+    """Return the digest of a float64, by its bits: hyperparameters are the same for all parameters."""
+    return digest_text(digest_number(struct.unpack("<d", bits)[0]))
 
 
 @contextmanager
@@ -77,98 +76,98 @@ class Recorder:
     """
 
     def __init__(self, *, backend: Backend, writer: RankWriter, settings: Settings) -> None:
-        self.step = INIT_STEP
         self._backend = backend
         self._writer = writer
         self._settings = settings
-        self._by_step = any(rule.steps.ranges for rule in settings.capture.rules)
-        self._by_microbatch = any(rule.microbatches.ranges for rule in settings.capture.rules)
-        self._wanted = True
-        self._levels: dict[tuple[Phase, str, Role, int], Level | None] = {}
+        self._sites = SiteTable(settings.capture)
         self._pending: list[_Pending] = []
         self._problems: list[Problem] = []
         self._microbatches = 0
         self._next_seq = 0
+        self.begin_step(INIT_STEP)
 
     def begin_step(self, step: int) -> None:
         """Start a step; outside ``settings.steps`` nothing is wanted (``INIT_STEP`` always is)."""
         self.step = step
         self._wanted = step == INIT_STEP or step in self._settings.steps
-        if self._by_step:
-            self._levels.clear()
+        self._sites.begin_step(step)
 
-    def level_of(self, key: RecordKey) -> Level | None:
-        """Return how much of ``key`` is kept, or None where nothing is."""
-        if key.microbatch >= self._microbatches:
-            self._microbatches = key.microbatch + 1
+    def site(
+        self,
+        phase: Phase,
+        fqn: str,
+        role: Role,
+        slot: str = "",
+        microbatch: int = NO_MICROBATCH,
+        occurrence: int = 0,
+        recomputed: bool = False,
+    ) -> Site | None:
+        """Return the site of a record, which ``observe*`` take; None: the record is not wanted.
+
+        Arguments are those of ``RecordKey``; the step is the running one.
+        """
+        if microbatch >= self._microbatches:
+            self._microbatches = microbatch + 1
         if not self._wanted:
             return None
-        short = (key.phase, key.fqn, key.role, key.microbatch if self._by_microbatch else NO_MICROBATCH)
-        if short not in self._levels:
-            self._levels[short] = self._settings.capture.level_of(key)
-        return self._levels[short]
+        return self._sites.find(phase, fqn, role, slot, microbatch, occurrence, recomputed)
 
-    def observe(self, observation: Observation) -> None:
-        """Begin the digest of a live tensor, and its copy at level ``tensor``; keeps no reference to it."""
-        level = self.level_of(observation.key)
-        if level is None:
-            return
-        backend, tensor, part = self._backend, observation.tensor, observation.part
+    def observe(
+        self, site: Site, tensor: Any, *, note: str = "", part: Part | None = None, place: Place | None = None
+    ) -> None:
+        """Begin the digest of a live tensor, and its copy at level ``tensor``; keeps no reference to it.
+
+        Args:
+            site: of the record.
+            tensor: the framework's tensor.
+            note: how the tensor came about, where it is not simply what the role says
+                (``difference of main_grad``: dW of a fused GEMM).
+            part: which elements of a canonical tensor it is; None: it is numbered by itself.
+            place: where an activation sits in the canonical one, or why that is not known; None: not said.
+        """
+        backend = self._backend
         try:
             self._pending.append(
                 _Pending(
-                    key=observation.key,
-                    shape=backend.shape(tensor),
-                    dtype=backend.dtype(tensor),
-                    note=observation.note,
-                    layout=backend.layout(tensor),
-                    handle=self._begin_digest(observation, level),
-                    snapshot=backend.snapshot(tensor) if level is Level.TENSOR else None,
-                    part=None if part is None or observation.place else (part.start, part.stop),
-                    place=observation.place,
+                    site,
+                    backend.form(tensor),
+                    None,
+                    self._begin_digest(site, tensor, part),
+                    backend.snapshot(tensor) if site.payload else None,
+                    note,
+                    None if part is None or place else (part.start, part.stop),
+                    place,
                 )
             )
         except Exception as error:  # noqa: BLE001  the training must go on; the reader reports the loss
-            self._add_problem(observation.key.describe(), error)
+            self._add_problem(self._describe(site), error)
 
-    def _begin_digest(self, observation: Observation, level: Level) -> Any:
+    def _begin_digest(self, site: Site, tensor: Any, part: Part | None) -> Any:
         backend = self._backend
-        statistics = level.includes(Level.STATISTICS) or observation.key.role in _PRINTED
-        sketch = level.includes(Level.SKETCH)
-        if observation.part is None:
-            return backend.begin_digest(observation.tensor, statistics=statistics, sketch=sketch)
+        if part is None:
+            return backend.begin_digest(tensor, statistics=site.statistics, sketch=site.sketch)
         assert isinstance(backend, PlacingBackend)  # capture places nothing elsewhere
-        return backend.begin_placed_digest(
-            observation.tensor, observation.part, statistics=statistics, sketch=sketch
-        )
+        return backend.begin_placed_digest(tensor, part, statistics=site.statistics, sketch=site.sketch)
 
-    def observe_number(self, key: RecordKey, value: float | int | bool, *, note: str = "") -> None:
+    def observe_number(self, site: Site, value: float | int | bool) -> None:
         """Record a host number as float64 with its exact bits, and its statistics at every level."""
-        if self.level_of(key) is None:
-            return
         try:
-            digest = digest_number(float(value))
+            digest = _number_text(struct.pack("<d", value))
         except Exception as error:  # noqa: BLE001  as above
-            self._add_problem(key.describe(), error)
+            self._add_problem(self._describe(site), error)
             return
-        self._pending.append(_Pending(key=key, shape=(), dtype="float64", note=note, digest=digest))
+        self._pending.append(_Pending(site, _NUMBER, digest, None, None, "", None))
 
-    def observe_bytes(self, key: RecordKey, data: bytes, *, note: str = "") -> None:
+    def observe_bytes(self, site: Site, data: bytes) -> None:
         """Record host bytes as a uint8 vector (the state of a random generator, say)."""
-        level = self.level_of(key)
-        if level is None:
-            return
         try:
             host = HostTensor(bits=np.frombuffer(data, dtype=np.uint8), dtype="uint8")
-            digest = digest_host(host, statistics=level.includes(Level.STATISTICS))
+            digest = digest_text(digest_host(host, statistics=site.statistics))
         except Exception as error:  # noqa: BLE001  as above
-            self._add_problem(key.describe(), error)
+            self._add_problem(self._describe(site), error)
             return
-        snapshot = host if level is Level.TENSOR else None
-        pending = _Pending(
-            key=key, shape=host.bits.shape, dtype="uint8", note=note, digest=digest, snapshot=snapshot
-        )
-        self._pending.append(pending)
+        form = Form(shape=host.bits.shape, dtype="uint8", layout=None)
+        self._pending.append(_Pending(site, form, digest, None, host if site.payload else None, "", None))
 
     def end_step(self) -> list[Problem]:
         """Wait for the device once, then write the step: payloads, records, marker.
@@ -179,38 +178,36 @@ class Recorder:
             What could not be recorded in this step.
 
         Raises:
-            DumpError: the disk refuses. Nothing of the step counts as recorded then.
+            DumpError: the disk refuses this step, or has refused an earlier one that was still to be written.
         """
         pending, self._pending = self._pending, []
         if self._wanted:
             with _no_collection():
                 self._write(pending)
+            self._sites.end_step(len(pending))
         problems, self._problems = self._problems, []
         self._microbatches = 0
         return problems
 
     def _write(self, pending: list[_Pending]) -> None:
-        digests = self._finish(pending)
-        records = [
-            TensorRecord(
-                seq=self._next_seq + position,
-                key=item.key,
-                shape=item.shape,
-                dtype=item.dtype,
-                layout=item.layout,
-                digest=digest,
-                note=item.note,
-                part=item.part,
-                place=item.place,
+        records, kept = [], {}
+        for seq, (item, digest) in enumerate(self._finish(pending), start=self._next_seq):
+            site = item.site
+            records.append(
+                RecordLine(
+                    seq,
+                    self.step,
+                    site.key.microbatch,
+                    site.text,
+                    _form_text(item.form),
+                    digest,
+                    _origin_text(item.note, item.part),
+                    item.place,
+                )
             )
-            for position, (item, digest) in enumerate(digests)
-        ]
-        kept = {
-            self._next_seq + position: item.snapshot
-            for position, (item, _) in enumerate(digests)
-            if item.snapshot is not None
-        }
-        self._writer.write_step(
+            if item.snapshot is not None:
+                kept[seq] = item.snapshot
+        self._writer.write_lines(
             self.step,
             records,
             _Payloads(self._backend, kept),
@@ -231,14 +228,17 @@ class Recorder:
         self._pending = []
         self._writer.close(complete=complete)
 
-    def _finish(self, pending: list[_Pending]) -> list[tuple[_Pending, Digest]]:
+    def _finish(self, pending: list[_Pending]) -> list[tuple[_Pending, str]]:
         waiting = [item for item in pending if item.digest is None]
         try:
-            finished = iter(self._backend.finish_digests([item.handle for item in waiting]))
+            finished = map(digest_text, self._backend.finish_digests([item.handle for item in waiting]))
             return [(item, item.digest if item.digest is not None else next(finished)) for item in pending]
         except Exception as error:  # noqa: BLE001  as in observe
             self._add_problem(f"all {len(waiting)} tensors of step {self.step}", error)
             return [(item, item.digest) for item in pending if item.digest is not None]
+
+    def _describe(self, site: Site) -> str:
+        return replace(site.key, step=self.step).describe()
 
     def _add_problem(self, record: str, error: Exception) -> None:
         message = " ".join(str(error).split()) or type(error).__name__

@@ -62,7 +62,9 @@ def blocks(diagnosis: Diagnosis, files: Mapping[str, str], *, asked: bool = Fals
         shown.append(Block(label="inputs", lines=(first.inputs,)))
     if cause is not None:
         shown += _cause_blocks(cause, "cause", first.inputs if first else "")
-    shown.append(Block(label="also", lines=(phrases.others(diagnosis, cause),)))
+    shown.append(
+        Block(label="also", lines=(phrases.others(diagnosis, cause), *phrases.origin_lines(diagnosis, cause)))
+    )
     rest = [finding for finding in diagnosis.findings if finding is not cause]
     shown += [block for finding in rest for block in _other_blocks(finding)]
     table = () if same(diagnosis.scalars) else tuple(loss_table(diagnosis.scalars))

@@ -40,6 +40,9 @@ _SHORT_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _TELLING_ULP = 1 << 20
 """From here on a distance in units in the last place says only that the numbers are others."""
 
+_MOST_ORIGINS = 8
+"""Places of origins that are listed."""
+
 _WIDEST_RECIPE = 45
 """Up to here recipes stand in a column beside what they give; longer ones stand above it."""
 
@@ -227,6 +230,27 @@ def others(diagnosis: Diagnosis, cause: Finding | None) -> str:
             f"{'these' if len(diagnosis.origins) > 1 else 'it'}"
         )
     return "; ".join(parts)
+
+
+def origin_lines(diagnosis: Diagnosis, cause: Finding | None) -> list[str]:
+    """Say of each origin what follows from it, where there are several causes; else nothing."""
+    groups: dict[tuple[object, ...], list[Origin]] = {}
+    known = cause.explains if cause is not None else ()
+    for number, origin in enumerate(diagnosis.origins):
+        key = origin.key
+        same = number == 0 or key in known
+        groups.setdefault(() if same else (key.phase, key.fqn, key.role, key.slot), []).append(origin)
+    if len(groups) < 2:
+        return []
+    lines = []
+    for place, origins in groups.items():
+        steps = tuple(sorted({origin.key.step for origin in origins} - {INIT_STEP}))
+        where = f" at {_steps(steps)}" if steps else " before the first step"
+        name = record_name(origins[0].key) + where if place else "the first and its like"
+        follow = sum(origin.propagated for origin in origins)
+        lines.append(f"  {name}: explain{'s' if place else ''} {count(follow, 'more record')}")
+    rest = len(lines) - _MOST_ORIGINS
+    return [*lines[:_MOST_ORIGINS], *([f"  and {count(rest, 'more origin')}"] if rest > 0 else [])]
 
 
 def _kind(origins: list[Origin]) -> str:

@@ -75,6 +75,7 @@ def _origin(origin: Origin) -> dict[str, Any]:
         "verdict": origin.comparison.verdict.value,
         "reason": origin.comparison.reason,
         "inputs": origin.inputs,
+        "own_fault": origin.own,
         "propagated": origin.propagated,
         "metrics": dict(origin.comparison.metrics),
     }

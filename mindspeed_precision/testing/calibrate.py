@@ -66,7 +66,7 @@ def samples(
         rule = policy.rule_for(pair.key, pair.candidate.dtype, model)
         if rule is None or found.verdict not in (Verdict.WITHIN_TOLERANCE, Verdict.DIVERGED):
             continue
-        reach = context.reach.before(pair.key) if context is not None else 0.0
+        reach = context.reach.before(pair.key.step) if context is not None else 0.0
         for limit, start in zip(
             limits_for(rule, found.metrics, pair, context),
             limits_for(rule, found.metrics, pair, None),

@@ -16,7 +16,7 @@ Record = Callable[..., Path]
 
 @pytest.fixture(scope="module")
 def record(megatron: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Record:
-    """Return a function that trains two steps in processes of their own, once for each call alike."""
+    """Return a function that trains some steps in processes of their own, once for each call alike."""
     from mindspeed_precision.testing.demo.launch import run_training
 
     folder = tmp_path_factory.mktemp("layouts")
@@ -27,12 +27,15 @@ def record(megatron: Callable[[str], Path], tmp_path_factory: pytest.TempPathFac
         *,
         version: str = "0.17.1",
         start: Path | None = None,
+        reference: Path | None = None,
+        steps: int = 2,
         plant: str = "",
         more: tuple[str, ...] = QUIET,
         **settings,
     ) -> Path:
-        overrides = [*more, *([f"init_from={start}"] if start else [])]
-        asked = json.dumps({"settings": settings, "steps": 2, "overrides": overrides, "plant": plant})
+        runs = {"init_from": start, "reference": reference}
+        overrides = [*more, *(f"{name}={path}" for name, path in runs.items() if path)]
+        asked = json.dumps({"settings": settings, "steps": steps, "overrides": overrides, "plant": plant})
         call = f"{processes} {version} {asked}"
         if call not in known:
             out = folder / f"run{len(known)}"

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from mindspeed_precision.align import align
-from mindspeed_precision.align.initial import InitialParameters
 from mindspeed_precision.align.lanes import Lanes, layouts_differ
 from mindspeed_precision.align.layout import canonical
+from mindspeed_precision.align.state import RecordedStates
 from mindspeed_precision.backends.base import HostTensor
 from mindspeed_precision.dump.reader import load_run
 from mindspeed_precision.dump.writer import RankWriter, create_run
@@ -341,9 +341,14 @@ def test_the_two_ways_of_numbering_are_never_compared(tmp_path):
     assert all("number the elements of a shard differently" in c.reason for c in found)
 
 
+def initial_state(run):
+    states = RecordedStates(run)
+    return states.before(states.first)
+
+
 def test_a_start_is_put_together_from_shards(tmp_path):
-    start = InitialParameters(write(tmp_path / "run", filled(ranks_of(tp=2, stride=2))))
-    found = start.read(WEIGHT, shape=SHAPE, dtype="float32")
+    start = initial_state(write(tmp_path / "run", filled(ranks_of(tp=2, stride=2))))
+    found = start.parameter(WEIGHT, shape=SHAPE, dtype="float32")
     assert np.array_equal(found.bits.view(np.float32), tensor(WEIGHT, PARAM))
 
 
@@ -351,19 +356,19 @@ def test_a_start_says_what_it_lacks(tmp_path):
     thin = ranks_of(tp=2)
     for rank in thin:
         rank.add(WEIGHT, PARAM, keep=rank.coordinates.tp_rank == 0)
-    start = InitialParameters(write(tmp_path / "run", thin))
+    start = initial_state(write(tmp_path / "run", thin))
     with pytest.raises(
         ConfigError, match=r"did not keep the elements of mlp.linear_fc1\.weight.*level: tensor"
     ):
-        start.read(WEIGHT, shape=SHAPE, dtype="float32")
-    with pytest.raises(ConfigError, match=r"has no initial norm\.weight"):
-        start.read(NORM, shape=(5,), dtype="float32")
+        start.parameter(WEIGHT, shape=SHAPE, dtype="float32")
+    with pytest.raises(ConfigError, match=r"did not record norm\.weight"):
+        start.parameter(NORM, shape=(5,), dtype="float32")
     with pytest.raises(IncomparableError, match=r"found float32\[8, 3\], expected float32\[16, 3\]"):
-        start.read(WEIGHT, shape=(16, 3), dtype="float32")
+        start.parameter(WEIGHT, shape=(16, 3), dtype="float32")
     half = [r.add(WEIGHT, PARAM) for r in ranks_of(tp=2)][:1]
-    start = InitialParameters(write(tmp_path / "half", half))
-    with pytest.raises(ConfigError, match=r"cannot be put together.*not every rank"):
-        start.read(WEIGHT, shape=SHAPE, dtype="float32")
+    start = initial_state(write(tmp_path / "half", half))
+    with pytest.raises(ConfigError, match=r"has mlp.linear_fc1\.weight in parts: not every rank"):
+        start.parameter(WEIGHT, shape=SHAPE, dtype="float32")
 
 
 def test_one_shard_keeps_todays_values(tmp_path):

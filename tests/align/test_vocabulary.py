@@ -9,7 +9,7 @@ import pytest
 from test_layout import PARAM, REDUCED, Rank, split, write
 
 from mindspeed_precision.align import align
-from mindspeed_precision.align.initial import InitialParameters
+from mindspeed_precision.align.state import RecordedStates
 from mindspeed_precision.dump.reader import load_run
 from mindspeed_precision.errors import IncomparableError
 from mindspeed_precision.flow import compare_runs
@@ -104,13 +104,18 @@ def test_the_tokenizer_says_it_too(tmp_path):
     assert len(alignment.pairs) == 2
 
 
+def initial_state(run):
+    states = RecordedStates(run)
+    return states.before(states.first)
+
+
 def test_a_start_gives_the_rows_that_it_has(tmp_path):
-    start = InitialParameters(padded(tmp_path / "one", 16, tp=2))
-    found = start.read(EMBEDDING, shape=(12, WIDTH), dtype="float32")
+    start = initial_state(padded(tmp_path / "one", 16, tp=2))
+    found = start.parameter(EMBEDDING, shape=(12, WIDTH), dtype="float32")
     assert np.array_equal(found.bits.view(np.float32), values(16))
-    silent = InitialParameters(padded(tmp_path / "two", 16, size=0))
+    silent = initial_state(padded(tmp_path / "two", 16, size=0))
     with pytest.raises(IncomparableError, match=r"found float32\[16, 3\], expected .*\[12, 3\].*vocab_size"):
-        silent.read(EMBEDDING, shape=(12, WIDTH), dtype="float32")
+        silent.parameter(EMBEDDING, shape=(12, WIDTH), dtype="float32")
 
 
 @pytest.mark.torch

@@ -60,7 +60,7 @@ def test_preset_loads_by_name_and_by_path(preset):
 
 
 def test_the_presets():
-    names = ["across-frameworks", "first-divergence", "full-dump", "full-size", "quick"]
+    names = ["across-frameworks", "first-divergence", "full-dump", "full-size", "quick", "reference"]
     assert [path.stem for path in PRESETS] == names
     quick = load_settings("quick").capture
     assert quick.level_of(key()) is Level.FINGERPRINT
@@ -74,6 +74,11 @@ def test_the_presets():
     assert full_size.capture.level_of(key()) is Level.STATISTICS
     assert 2 in full_size.steps
     assert 3 not in full_size.steps
+    reference = load_settings("reference").capture
+    assert reference.level_of(key(phase=Phase.INIT, role=Role.PARAM, step=-1)) is Level.TENSOR
+    for role in (Role.PARAM, Role.MASTER_PARAM, Role.EXP_AVG, Role.EXP_AVG_SQ):
+        assert reference.level_of(key(phase=Phase.OPTIMIZER, role=role, step=3)) is Level.TENSOR
+    assert reference.level_of(key(phase=Phase.WGRAD, role=Role.WGRAD)) is Level.STATISTICS
     across = load_settings("across-frameworks")
     assert across.determinism.zero_dropout
     assert across.capture.level_of(key(phase=Phase.FPROP, role=Role.OUTPUT, step=0)) is Level.TENSOR

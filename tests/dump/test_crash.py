@@ -20,10 +20,10 @@ from mindspeed_precision.backends.base import HostTensor
 from mindspeed_precision.dump import writer as writing
 from mindspeed_precision.records import Digest, Phase, RankCoordinates, RecordKey, Role, TensorRecord
 
-where, victim = sys.argv[2], 3
+where, victim, queue = sys.argv[2], 3, int(sys.argv[3])
 run = Path(sys.argv[1])
 writing.create_run(run, {"parallel": {"world_size": 1}})
-writer = writing.RankWriter(run, coordinates=RankCoordinates())
+writer = writing.RankWriter(run, coordinates=RankCoordinates(), queue=queue)
 
 def die(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -41,6 +41,8 @@ def record(seq, step):
     return TensorRecord(seq=seq, key=key, shape=(2,), dtype="bfloat16", layout=None, digest=digest)
 
 for step in range(5):
+    if step == victim:
+        writer._jobs.finish()
     if step == victim and where == "payload":
         writing.os.fsync = die
     if step == victim and where == "rename":
@@ -50,12 +52,14 @@ for step in range(5):
     records = [record(2 * step, step), record(2 * step + 1, step)]
     payloads = {2 * step: HostTensor(bits=np.array([step, 1], np.uint16), dtype="bfloat16")}
     writer.write_step(step, records, payloads, microbatches=1)
+writer._jobs.finish()
 """
 
 
+@pytest.mark.parametrize("queue", [0, 1 << 20])
 @pytest.mark.parametrize("where", ["payload", "rename", "index"])
-def test_whole_steps_survive_sigkill(tmp_path, where):
-    program = [sys.executable, "-c", textwrap.dedent(PROGRAM), str(tmp_path / "run"), where]
+def test_whole_steps_survive_sigkill(tmp_path, where, queue):
+    program = [sys.executable, "-c", textwrap.dedent(PROGRAM), str(tmp_path / "run"), where, str(queue)]
     ended = subprocess.run(program, env=os.environ, timeout=60, check=False)
     assert ended.returncode == -signal.SIGKILL
     run = load_run(tmp_path / "run")

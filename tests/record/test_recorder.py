@@ -21,7 +21,6 @@ from mindspeed_precision.record.sketch import sketch_values, unpack  # noqa: E40
 from mindspeed_precision.records import (  # noqa: E402
     INIT_STEP,
     Level,
-    Observation,
     Phase,
     RankCoordinates,
     RecordKey,
@@ -33,6 +32,30 @@ pytestmark = pytest.mark.torch
 
 def key(step, fqn="layer", role=Role.OUTPUT, **more):
     return RecordKey(step=step, phase=Phase.FPROP, fqn=fqn, role=role, **more)
+
+
+def site(recorder, key):
+    assert key.step == recorder.step
+    found = recorder.site(
+        key.phase, key.fqn, key.role, key.slot, key.microbatch, key.occurrence, key.recomputed
+    )
+    assert found is None or found.key.describe().partition(":")[2] == key.describe().partition(":")[2]
+    return found
+
+
+def see(recorder, key, tensor, **more):
+    if (found := site(recorder, key)) is not None:
+        recorder.observe(found, tensor, **more)
+
+
+def note_number(recorder, key, value):
+    if (found := site(recorder, key)) is not None:
+        recorder.observe_number(found, value)
+
+
+def note_bytes(recorder, key, data):
+    if (found := site(recorder, key)) is not None:
+        recorder.observe_bytes(found, data)
 
 
 @pytest.fixture
@@ -51,11 +74,11 @@ def test_levels_and_payloads(recorder_of):
     rules = "capture.rules=[{fqn: kept, level: tensor}, {fqn: dropped, level: drop}]"
     run, recorder = recorder_of("capture.level=fingerprint", rules)
     recorder.begin_step(0)
-    assert recorder.level_of(key(0, "plain")) is Level.FINGERPRINT
-    assert recorder.level_of(key(0, "dropped")) is None
+    assert site(recorder, key(0, "plain")).level is Level.FINGERPRINT
+    assert site(recorder, key(0, "dropped")) is None
     tensor = torch.arange(6.0).reshape(2, 3).t()
     for fqn in ("plain", "kept", "dropped"):
-        recorder.observe(Observation(key=key(0, fqn, microbatch=1), tensor=tensor, note="why"))
+        see(recorder, key(0, fqn, microbatch=1), tensor, note="why")
     tensor.zero_()
     recorder.end_step()
     recorder.close(complete=True)
@@ -80,8 +103,8 @@ def test_each_level_includes_the_ones_before(recorder_of, level, kept):
     recorder.begin_step(0)
     tensor = torch.linspace(-1, 1, 600).reshape(20, 30).t()
     for fqn, value in (("layer", tensor), ("one", tensor[0, 0]), ("tokens", torch.arange(9))):
-        recorder.observe(Observation(key=key(0, fqn), tensor=value))
-    recorder.observe_bytes(key(0, "rng", Role.RNG), b"abc")
+        see(recorder, key(0, fqn), value)
+    note_bytes(recorder, key(0, "rng", Role.RNG), b"abc")
     recorder.end_step()
     layer, *others = load_run(run).ranks[0].records
     found = layer.digest.statistics, layer.digest.sketch, layer.payload
@@ -96,7 +119,7 @@ def test_what_a_log_prints_has_its_value_at_every_level(recorder_of):
     run, recorder = recorder_of("capture.level=fingerprint")
     recorder.begin_step(0)
     for role in (Role.LOSS, Role.GRAD_NORM, Role.OUTPUT):
-        recorder.observe(Observation(key=key(0, role=role), tensor=torch.tensor(2.5)))
+        see(recorder, key(0, role=role), torch.tensor(2.5))
     recorder.end_step()
     recorder.close(complete=True)
     values = {record.key.role: record.value for record in load_run(run).ranks[0].records}
@@ -109,8 +132,8 @@ def test_steps_that_are_not_wanted_leave_no_trace(recorder_of):
         if step != INIT_STEP:
             recorder.begin_step(step)
         for fqn in ("early", "late"):
-            recorder.observe(Observation(key=key(step, fqn), tensor=torch.ones(2)))
-        recorder.observe_number(key(step, "number"), step)
+            see(recorder, key(step, fqn), torch.ones(2))
+        note_number(recorder, key(step, "number"), step)
         recorder.end_step()
     recorder.close(complete=True)
     rank = load_run(run).ranks[0]
@@ -123,8 +146,8 @@ def test_steps_that_are_not_wanted_leave_no_trace(recorder_of):
 def test_numbers_keep_their_bits(recorder_of, value):
     run, recorder = recorder_of("capture.level=fingerprint")
     recorder.begin_step(0)
-    recorder.observe_number(key(0), value)
-    recorder.observe(Observation(key=key(0), tensor=torch.tensor(float(value), dtype=torch.float64)))
+    note_number(recorder, key(0), value)
+    see(recorder, key(0), torch.tensor(float(value), dtype=torch.float64))
     recorder.end_step()
     number, tensor = load_run(run).ranks[0].records
     assert (number.shape, number.dtype, number.layout) == ((), "float64", None)
@@ -134,7 +157,7 @@ def test_numbers_keep_their_bits(recorder_of, value):
 
 def test_bytes(recorder_of):
     run, recorder = recorder_of("capture.level=tensor")
-    recorder.observe_bytes(key(INIT_STEP, "rng", Role.RNG, slot="python"), b"\x00\x01\xff")
+    note_bytes(recorder, key(INIT_STEP, "rng", Role.RNG, slot="python"), b"\x00\x01\xff")
     recorder.end_step()
     rank = load_run(run).ranks[0]
     (record,) = rank.records
@@ -145,10 +168,10 @@ def test_bytes(recorder_of):
 def test_what_cannot_be_recorded_is_said_and_does_not_stop_the_training(recorder_of):
     run, recorder = recorder_of()
     recorder.begin_step(4)
-    recorder.observe(Observation(key=key(4, "ok"), tensor=torch.ones(2)))
-    recorder.observe(Observation(key=key(4, "sparse"), tensor=torch.eye(2).to_sparse()))
-    recorder.observe(Observation(key=key(4, "none"), tensor=None))
-    recorder.observe_number(key(4, "huge"), 10**400)
+    see(recorder, key(4, "ok"), torch.ones(2))
+    see(recorder, key(4, "sparse"), torch.eye(2).to_sparse())
+    see(recorder, key(4, "none"), None)
+    note_number(recorder, key(4, "huge"), 10**400)
     recorder.end_step()
     recorder.close(complete=True)
     loaded = load_run(run)
@@ -162,8 +185,8 @@ def test_a_device_that_fails_at_the_end_loses_the_tensors_and_says_so(recorder_o
     monkeypatch.setattr(backend, "finish_digests", lambda handles: 1 / 0, raising=True)
     run, recorder = recorder_of(backend=backend)
     recorder.begin_step(0)
-    recorder.observe(Observation(key=key(0), tensor=torch.ones(2)))
-    recorder.observe_number(key(0, "number"), 3)
+    see(recorder, key(0), torch.ones(2))
+    note_number(recorder, key(0, "number"), 3)
     recorder.end_step()
     loaded = load_run(run)
     assert [record.key.fqn for record in loaded.ranks[0].records] == ["number"]
@@ -175,7 +198,7 @@ def test_no_reference_to_the_live_tensor_is_kept(recorder_of, level):
     _, recorder = recorder_of(f"capture.level={level}")
     tensor = torch.ones(3)
     alive, memory = weakref.ref(tensor), tensor.untyped_storage()._weak_ref()
-    recorder.observe(Observation(key=key(INIT_STEP), tensor=tensor))
+    see(recorder, key(INIT_STEP), tensor)
     del tensor
     gc.collect()
     assert alive() is None
@@ -188,7 +211,7 @@ def test_close_after_a_crash_keeps_the_error_of_the_training(recorder_of):
     recorder.begin_step(0)
     recorder.end_step()
     recorder.begin_step(1)
-    recorder.observe(Observation(key=key(1), tensor=torch.ones(2)))
+    see(recorder, key(1), torch.ones(2))
 
     def train():
         try:

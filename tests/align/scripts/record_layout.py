@@ -20,6 +20,13 @@ def parameter_of(trainer, name):
     return found[0] if found else None
 
 
+def layer_of(trainer, number):
+    """Return a layer by its number in the whole model, from 0, wherever its pipeline stage is; or None."""
+    modules = (module for chunk in trainer.model for module in chunk.modules())
+    found = [m for m in modules if getattr(m, "layer_number", 0) == number + 1 and hasattr(m, "mlp")]
+    return found[0] if found else None
+
+
 def tensor_rank():
     from megatron.core import parallel_state
 
@@ -86,15 +93,49 @@ def scaled_stage(trainer):
     trainer.config.finalize_model_grads_func = scaled
 
 
-PLANTED = (
+def wrong_rows(trainer, steps=range(100)):
+    """Rows 40 to 47 of dW of one weight come in reverse and a trifle too large: its norm moves by 1e-5."""
+    layer = layer_of(trainer, 1)
+    if layer is None:
+        return
+    parameter = layer.mlp.linear_fc1.weight
+    rows, first = parameter.shape[0], 40 - tensor_rank() * parameter.shape[0]
+
+    def spoilt(grad):
+        if trainer.step not in steps or not 0 <= first < rows:
+            return grad
+        changed = grad.clone()
+        changed[first : first + 8] = grad[first : first + 8].flip(0) * 1.0004
+        return changed
+
+    parameter.register_hook(spoilt)
+
+
+def wrong_rows_at_step_3(trainer):
+    """The same at one step alone."""
+    wrong_rows(trainer, steps=(3,))
+
+
+def forward_and_rows(trainer):
+    """The MLP of the first layer gives 1.001 times what it should; and ``wrong_rows`` in the second layer."""
+    layer = layer_of(trainer, 0)
+    if layer is not None:
+        layer.mlp.register_forward_hook(lambda _, args, out: (out[0] * 1.001, *out[1:]))
+    wrong_rows(trainer)
+
+
+FAULTS = (
     transposed_shard,
     scaled_gradient,
     barely_scaled_gradient,
     scaled_dgrad,
     unreduced_norm,
     scaled_stage,
+    wrong_rows,
+    wrong_rows_at_step_3,
+    forward_and_rows,
 )
-PLANTS = {"": None, **{f.__name__: f for f in PLANTED}}
+PLANTS = {"": None, **{fault.__name__: fault for fault in FAULTS}}
 
 if __name__ == "__main__":
     asked = json.loads(sys.argv[2])

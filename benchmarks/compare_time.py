@@ -1,0 +1,61 @@
+"""What it costs to compare two recorded steps: CPU seconds of the command, import included."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+VARIANT = Path(__file__).with_name("variant.py")
+REPEATS = 3
+
+
+def compare_table(model: dict[str, Any], msprobe: str | None, scratch: Path) -> Iterator[str]:
+    """Yield the lines of a table in Markdown.
+
+    Args:
+        model: settings of the model.
+        msprobe: an interpreter in whose environment msprobe is; or None.
+        scratch: directory for the runs.
+    """
+    yield "| compare of two steps | records | CPU s |"
+    yield "|---|---|---|"
+    ours = [scratch / f"compare-{side}" for side in ("baseline", "candidate")]
+    for out in ours:
+        _record(sys.executable, model, out, "ours", ["steps=1"])
+    command = [str(Path(sys.executable).with_name("mindspeed-precision")), "compare", *map(str, ours)]
+    records = sum(1 for line in next(ours[0].rglob("index.jsonl")).open("rb") if b'"kind":"record"' in line)
+    yield f"| ours, statistics | {records} | {_cpu(command):.2f} |"
+    if msprobe is None:
+        return
+    for level in ("L0", "mix"):
+        out = scratch / f"compare-msprobe-{level}"
+        _record(msprobe, model, out, "msprobe", [level, "statistics", "statistics"])
+        dump = next((out / "step1").rglob("dump.json"))
+        command = [str(Path(msprobe).with_name("msprobe")), "compare", "-tp", str(dump), "-gp", str(dump)]
+        seconds = _cpu([*command, "-o", str(out / "compared")])
+        rows = sum(1 for _ in next((out / "compared").glob("*.csv")).open("rb")) - 1
+        yield f"| msprobe, {level} statistics | {rows} | {seconds:.2f} |"
+
+
+def _record(python: str, model: dict[str, Any], out: Path, tool: str, settings: Sequence[str]) -> None:
+    command = [python, "-W", "ignore", str(VARIANT), "--model", json.dumps(model), "--out", str(out)]
+    command += ["--steps", "1", "--tool", tool, "--", *settings]
+    subprocess.run(command, capture_output=True, check=True, umask=0o027)
+
+
+def _cpu(command: Sequence[str]) -> float:
+    """Return the least CPU seconds of a command in a few runs."""
+    found = []
+    environment = {**os.environ, "PATH": f"{Path(command[0]).parent}{os.pathsep}{os.environ['PATH']}"}
+    for _ in range(REPEATS):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run(command, capture_output=True, check=False, umask=0o027, env=environment)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        found.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return min(found)
