@@ -11,23 +11,23 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from tolerance_runs import LAYOUTS, Group, groups, train
 
 from mindspeed_precision.align import align
-from mindspeed_precision.calibrating import calibration_of
-from mindspeed_precision.compare import Calibration, compare_pair, load_policy, make_context
+from mindspeed_precision.compare import Calibration, calibrate, compare_pair, load_policy, make_context
 from mindspeed_precision.compare.calibration import FACTOR, FLOOR, factor_of
 from mindspeed_precision.compare.verdict import limits_for
 from mindspeed_precision.dump.reader import Run, load_run
 from mindspeed_precision.record.elements import UNIT_ROUNDOFF
-from mindspeed_precision.records import Phase, RecordKey, Role, Verdict
+from mindspeed_precision.records import RecordKey, Verdict
 
 POLICY = load_policy("cross_layout")
 METRIC = "rel_frobenius"
+Wanted = Callable[[RecordKey], bool]
 CHANGES = ("norm_change", "extreme_change")
 
 
@@ -61,14 +61,28 @@ class Sample:
         return self.value / max(self.reference, self.floor) if self.value else 0.0
 
 
-def samples(baseline: Run, candidate: Run, perturbed: list[Run]) -> Iterator[Sample]:
+def references(baseline: Run, perturbed: list[Run], wanted: Wanted) -> Calibration:
+    """Measure the perturbed runs as ``compare --calibrate`` does, at some records alone."""
+    compared = []
+    for run in perturbed:
+        aligned = align(baseline, run)
+        one, two = aligned.baseline, aligned.candidate
+        context = make_context(one, two, aligned.pairs, POLICY)
+        chosen = [pair for pair in aligned.pairs if wanted(pair.key)]
+        compared += [
+            compare_pair(pair, policy=POLICY, baseline=one, candidate=two, context=context) for pair in chosen
+        ]
+    return calibrate([str(run.path) for run in perturbed], compared, POLICY.limits)
+
+
+def samples(baseline: Run, candidate: Run, perturbed: list[Run], wanted: Wanted) -> Iterator[Sample]:
     """Yield every metric of a healthy pair that calibration has a reference for."""
-    calibration = calibration_of(baseline, candidate, perturbed, policy=POLICY)
+    calibration = references(baseline, perturbed, wanted)
     aligned = align(baseline, candidate)
     one, two = aligned.baseline, aligned.candidate
     context = make_context(one, two, aligned.pairs, POLICY)
     assert context is not None
-    for pair in aligned.pairs:
+    for pair in (pair for pair in aligned.pairs if wanted(pair.key)):
         found = compare_pair(pair, policy=POLICY, baseline=one, candidate=two, context=context)
         rule = POLICY.rule_for(pair.key, pair.candidate.dtype, context.model)
         noise = found.metrics.get("noise_elements") == pair.candidate.numel
@@ -101,14 +115,19 @@ def noisy_runs(home: Path, baseline: str) -> list[Run]:
     return [load_run(path) for path in sorted(home.glob(f"{baseline}-noise*")) if path.is_dir()]
 
 
-def measured(folder: Path, group: Group) -> dict[str, list[Sample]]:
+def every(key: RecordKey) -> bool:
+    """Want a record."""
+    return True
+
+
+def measured(folder: Path, group: Group, wanted: Wanted = every) -> dict[str, list[Sample]]:
     """Train the runs of a group where they are not there, and measure its healthy pairs by layout."""
     home = train(folder, group)
     found = {}
     for name in group.layouts:
         baseline = LAYOUTS[name].baseline
         runs = load_run(home / baseline), load_run(home / name)
-        found[name] = list(samples(*runs, noisy_runs(home, baseline)))
+        found[name] = list(samples(*runs, noisy_runs(home, baseline), wanted))
     return found
 
 
@@ -146,8 +165,6 @@ def main(argv: list[str]) -> int:
     sys.stderr.write(__doc__ or "")
     return 2
 
-
-__all__ = ["Calibration", "Phase", "Role", "Sample", "measured"]
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

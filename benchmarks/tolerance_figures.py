@@ -14,7 +14,7 @@ from tolerance_runs import groups
 
 from mindspeed_precision.compare.calibration import FACTOR
 from mindspeed_precision.compare.depth import numbered
-from mindspeed_precision.records import Phase, Role
+from mindspeed_precision.records import Phase, RecordKey, Role
 
 NAMES = {"f": "float32", "b": "bfloat16"}
 SERIES = (
@@ -24,41 +24,51 @@ SERIES = (
     ("bound of cross_layout", "tab:red", "--"),
 )
 
-Place = Callable[[Sample], float | None]
+Place = Callable[[RecordKey], float | None]
 
 
 def draw(folder: Path, out: Path) -> int:
     """Train what is not there, measure, and write the figures into ``out``."""
     out.mkdir(parents=True, exist_ok=True)
     mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "1", "font.size": 9})
-    deep = {group.name[0]: _all(folder, group) for group in groups("depth")}
-    directions = (("forward: outputs of layers", _forward), ("backward: dW of layers", _backward))
-    _figure(out / "depth.svg", deep, directions, "layer", "step 0, 48 layers, hidden size 32")
-    long = {group.name[0]: _all(folder, group) for group in groups("steps")}
+    directions = (("outputs of layers", _forward), ("dW of linears", _backward))
+    found = _measured(folder, "depth", directions)
+    _figure(out / "depth.svg", found, directions, "layer", "step 0, 48 layers, hidden size 32")
     kinds = (("reduced gradients", _step_of(Role.REDUCED_GRAD)), ("exp_avg", _step_of(Role.EXP_AVG)))
-    _figure(out / "steps.svg", long, kinds, "step", "20 steps at lr = 1e-3, 2 layers, hidden size 64")
+    found = _measured(folder, "steps", kinds)
+    _figure(out / "steps.svg", found, kinds, "step", "20 steps at lr = 1e-3, 2 layers, hidden size 64")
     return 0
 
 
-def _all(folder: Path, group: Any) -> list[Sample]:
-    return [one for found in measured(folder, group).values() for one in found if one.metric == METRIC]
+def _measured(folder: Path, name: str, panels: Iterable[tuple[str, Place]]) -> dict[str, list[Sample]]:
+    """Return the relative errors of a measurement by the first letter of its models."""
+    places = [place for _, place in panels]
+
+    def wanted(key: RecordKey) -> bool:
+        return any(place(key) is not None for place in places)
+
+    return {
+        group.name[0]: [
+            one for own in measured(folder, group, wanted).values() for one in own if one.metric == METRIC
+        ]
+        for group in groups(name)
+    }
 
 
-def _forward(sample: Sample) -> float | None:
-    key = sample.key
+def _forward(key: RecordKey) -> float | None:
     whole = key.phase is Phase.FPROP and key.role is Role.OUTPUT and key.step == 0
     found = numbered(key.fqn)
-    return float(found[1]) if whole and found and key.fqn.count(".") == 2 else None
+    return float(found[1]) if whole and found and key.fqn == f"{found[0]}.{found[1]}" else None
 
 
-def _backward(sample: Sample) -> float | None:
-    key, found = sample.key, numbered(sample.key.fqn)
+def _backward(key: RecordKey) -> float | None:
     whole = key.phase is Phase.WGRAD and key.role is Role.WGRAD and key.step == 0
-    return float(found[1]) if whole and found and key.fqn.endswith("weight") else None
+    found = numbered(key.fqn)
+    return float(found[1]) if whole and found and key.fqn.endswith("weight") and "linear" in key.fqn else None
 
 
 def _step_of(role: Role) -> Place:
-    return lambda sample: float(sample.key.step) if sample.key.role is role else None
+    return lambda key: float(key.step) if key.role is role and key.step >= 0 else None
 
 
 def _figure(
@@ -80,7 +90,6 @@ def _figure(
     figure.suptitle(title, fontsize=10)
     figure.tight_layout(rect=(0, 0.08, 1, 1))
     figure.savefig(path, metadata={"Date": None})
-    figure.savefig(path.with_suffix(".png"), dpi=80) if path.parent.name == "check" else None
     pyplot.close(figure)
 
 
@@ -88,7 +97,7 @@ def _panel(panel: Any, found: Iterable[Sample], place: Place) -> None:
     """Draw the worst value, reference and bounds at each place; records that agree have no value."""
     at: dict[float, list[Sample]] = defaultdict(list)
     for sample in found:
-        where = place(sample)
+        where = place(sample.key)
         if where is not None and sample.value:
             at[where].append(sample)
     places = sorted(at)
