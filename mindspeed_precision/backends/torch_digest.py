@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,6 +30,12 @@ CPU_PIECE = 1 << 16
 
 DEVICE_PIECE = 1 << 20
 """Elements per pass on an accelerator: temporaries of 16 MiB, kernels long enough to hide their launch."""
+
+FUSED_PIECE = 1 << 30
+"""Elements per pass of the Triton kernel, which has hardly any temporaries."""
+
+SAMPLE = 0x9E3779B97F4A7C15 - (1 << 64)
+"""Makes bits of all sorts of consecutive numbers."""
 
 LONG_RUN = 1 << 12
 """Elements from which on a run of a shard is worth operations of its own."""
@@ -158,22 +165,70 @@ def sums_of(
     sketch = sketch and statistics and element.floating and total.numel > 1
     first = True
     limit = CPU_PIECE if tensor.device.type == "cpu" else DEVICE_PIECE
+    if not sketch and fused_kernel(tensor.device) is not None:
+        limit = FUSED_PIECE
     for flat, places in _placed_pieces(tensor, limit, per_element, part):
-        sums = Sums(
-            device=total.device,
-            numel=flat.numel(),
-            statistics=statistics,
-            integers=[places.fingerprints(flat.view(element.view))],
-        )
+        for sums in _piece_sums(flat, places, element, statistics=statistics, sketch=sketch):
+            if first:
+                total.integers, total.floats, total.sketch = sums.integers, sums.floats, sums.sketch
+            else:
+                total.add(sums)
+            first = False
+    return total
+
+
+def _piece_sums(
+    flat: torch.Tensor, places: _Run | _Scattered, element: Element, *, statistics: bool, sketch: bool
+) -> Iterator[Sums]:
+    """Yield the sums of a piece: where there is a kernel for it those of its most, and those of its end."""
+    fused = None if sketch or not isinstance(places, _Run) else fused_kernel(flat.device)
+    if fused is not None and isinstance(places, _Run):
+        count = fused.countable(flat, places.start, statistics=statistics)
+        if count:
+            block = places.start * flat.dtype.itemsize // (4 * WORDS)
+            integers, floats = fused.digest_sums(flat[:count], block=block, statistics=statistics)
+            yield Sums(
+                device=flat.device, numel=count, statistics=statistics, integers=integers, floats=floats
+            )
+            flat, places = flat[count:], _Run(start=places.start + count)
+    if flat.numel():
+        integers = [places.fingerprints(flat.view(element.view))]
+        sums = Sums(device=flat.device, numel=flat.numel(), statistics=statistics, integers=integers)
         if statistics:
             clean = _add_statistics(sums, flat, element)
             sums.sketch = places.sketch(clean) if sketch else None
-        if first:
-            total.integers, total.floats, total.sketch = sums.integers, sums.floats, sums.sketch
-        else:
-            total.add(sums)
-        first = False
-    return total
+        yield sums
+
+
+@lru_cache(maxsize=16)
+def fused_kernel(device: torch.device) -> Any:
+    """Return ``backends.triton_digest`` where a device runs it and gets the numbers of torch's operations.
+
+    Asked once per device; it waits for the device then.
+    """
+    if device.type != "cuda":
+        return None
+    try:
+        from mindspeed_precision.backends import triton_digest
+    except ImportError:  # no triton
+        return None
+    try:
+        return triton_digest if all(_agrees(triton_digest, dtype, device) for dtype in ELEMENTS) else None
+    except Exception:  # noqa: BLE001  triton compiles for the device, which can fail in many ways
+        return None
+
+
+def _agrees(fused: Any, dtype: torch.dtype, device: torch.device) -> bool:
+    patterns = torch.arange(20 * 1024, dtype=torch.int64, device=device).mul_(SAMPLE)
+    flat = patterns.view(torch.uint8)[: 9 * 1024 * dtype.itemsize].view(dtype)
+    element, statistics = element_of(dtype), dtype in fused.FLOATS
+    integers, floats = fused.digest_sums(flat, statistics=statistics)
+    wanted = Sums(device=device, numel=flat.numel(), statistics=statistics)
+    wanted.integers = [fingerprint_sums(flat.view(element.view), 0)]
+    if statistics:
+        _add_statistics(wanted, flat, element)
+    same = all(torch.equal(one, two) for one, two in zip(integers, wanted.integers, strict=True))
+    return same and all(torch.equal(*pair) for pair in zip(floats[:2], wanted.floats[:2], strict=True))
 
 
 def _pieces(tensor: torch.Tensor, limit: int) -> Iterator[torch.Tensor]:
