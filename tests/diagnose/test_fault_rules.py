@@ -505,6 +505,7 @@ def test_every_registered_id_is_exercised_by_a_test():
         "vacuous.no_update",
         "coverage.rule_without_match",
         "config.microbatches_differ",
+        "config.perturbed",
         "config.vocabulary_padding",
         "determinism.not_repeated",
         "config.differs",
@@ -514,5 +515,7 @@ def test_every_registered_id_is_exercised_by_a_test():
         "layout.noncontiguous_grad",
         "optimizer.parameters_unmoved",
         "parallel.replicas_differ",
+        "reduce.own_fault",
+        "wgrad.own_fault",
     }
     assert finding_ids() == exercised | elsewhere

@@ -9,6 +9,7 @@ import re
 
 import pytest
 
+from mindspeed_precision.capture.layout_rules import load_file as load_layout_rules_file
 from mindspeed_precision.config import data_directory
 from mindspeed_precision.errors import ConfigError
 from mindspeed_precision.patching.declare import (
@@ -150,9 +151,11 @@ def test_shipped_declarations_are_complete():
 
 
 def test_the_readme_is_true(tmp_path):
-    """Its example is a declaration, the one that ships, and its map names every file."""
+    """Its examples are a declaration, the one that ships, and rules; its map names every file."""
     readme = (data_directory("patches") / "README.md").read_text()
-    (example,) = re.findall(r"```yaml\n(.*?)```", readme, re.DOTALL)
+    example, rules = re.findall(r"```yaml\n(.*?)```", readme, re.DOTALL)
+    (rule,) = load_layout_rules_file(write(tmp_path, rules, "mine.yaml"))
+    assert rule.classes == ("MyParallelLinear",)
     (shown,) = load_file(write(tmp_path, example, "wgrad.yaml"))
     (shipped,) = select(load_declarations(), names=["linear_backward"])
     assert dataclasses.replace(shown, why="") == dataclasses.replace(shipped, why="")
