@@ -117,7 +117,10 @@ class OwnFaults:
 
     def _product_of(self, node: Node) -> tuple[Pair, Pair, Pair] | None:
         """Return dW, grad_output and input of a GEMM where their elements were kept; else None."""
-        found = {other.key.role: other.comparison.pair for other in self._graph.consumed(node)}
+        consumed = self._graph.consumed(node)
+        found = {other.key.role: other.comparison.pair for other in consumed}
+        if len(found) < len(consumed):  # ranks of one group had copies that differ: it is a product of none
+            return None
         pairs = [node.comparison.pair, *(found.get(role) for role in _OPERANDS)]
         kept = [p for p in pairs if isinstance(p, Pair) and p.baseline.payload and p.candidate.payload]
         if len(kept) < len(pairs):

@@ -65,8 +65,9 @@ def gated(rank):
 
 def record(key, whole, place, *, local=None):
     """A rank's record of its part of ``whole``; ``local``: what it holds instead."""
-    held = whole if not isinstance(place, Placement) else np.ascontiguousarray(cut(whole, place))
-    held = held if local is None else local
+    held = local
+    if held is None:
+        held = np.ascontiguousarray(cut(whole, place)) if isinstance(place, Placement) else whole
     index = None
     if isinstance(place, Placement) and not place.whole:
         index = canonical_index(Part(placement=place, start=0, stop=held.size))
@@ -151,6 +152,33 @@ def test_each_copy_is_compared_where_copies_differ(tmp_path):
     (finding,) = [f for f in diagnosis.findings if f.id == "parallel.replicas_differ"]
     assert "ranks 0 and ranks 1 hold different bits" in finding.evidence
     assert "all-reduce over the tensor-parallel group" in finding.remedy
+
+
+def test_a_product_of_copies_that_differ_is_no_fault_of_its_own(tmp_path):
+    """Each rank's dW is the product of its own operands, the whole one of none of the copies."""
+    received, gradient = values(1)[:, 0], values(2)[:, 0]
+    gemm = {role: replace(INPUT, phase=Phase.WGRAD, role=role, slot="") for role in (Role.INPUT, Role.WGRAD)}
+    operand = replace(INPUT, phase=Phase.WGRAD, role=Role.GRAD_OUTPUT, slot="")
+
+    def tensors(x, g):
+        return [(INPUT, x), (gemm[Role.INPUT], x), (operand, g), (gemm[Role.WGRAD], g.T @ x)]
+
+    one = write(tmp_path / "one", alone(*tensors(received, gradient)))
+    ranks = []
+    for rank in range(2):
+        half = Split(dim=0, blocks=((rank * 6, 6),))
+        places = {
+            Role.WGRAD: Placement(shape=(12, 12), splits=(half,)),
+            Role.GRAD_OUTPUT: Placement(shape=(8, 12), splits=(replace(half, dim=1),)),
+            Role.INPUT: Placement(shape=(8, 12)),
+        }
+        mine = tensors(received * np.float32(1 + rank), gradient[:, rank * 6 : rank * 6 + 6])
+        ranks.append(
+            [record(key, None, places[key.role], local=np.ascontiguousarray(held)) for key, held in mine]
+        )
+    diagnosis = compare_runs(one, write(tmp_path / "two", ranks), policy="cross_layout", replay=False)
+    assert {o.key for o in diagnosis.origins} == {INPUT}
+    assert gemm[Role.WGRAD] in {c.key for c in diagnosis.comparisons if c.verdict is Verdict.DIVERGED}
 
 
 @pytest.mark.parametrize("keep", [True, False])
