@@ -120,6 +120,7 @@ def test_a_start_gives_the_rows_that_it_has(tmp_path):
 
 @pytest.mark.torch
 @pytest.mark.megatron
+@pytest.mark.matrix
 @pytest.mark.usefixtures("cpu_megatron")
 def test_two_trainings_that_pad_otherwise(tmp_path):
     """From one start the entries are equal; then Megatron's softmax sums over other rows, which is said."""

@@ -16,7 +16,7 @@ from mindspeed_precision.records import INIT_STEP, Level, Phase, Role, Verdict
 from mindspeed_precision.report.console import render
 from mindspeed_precision.report.files import write_files
 
-pytestmark = [pytest.mark.torch, pytest.mark.megatron]
+pytestmark = [pytest.mark.torch, pytest.mark.megatron, pytest.mark.matrix]
 
 FIRST = ("capture.level=fingerprint",)
 LAYER = "decoder.layers.1.mlp.linear_fc1"
@@ -95,7 +95,6 @@ def other_linear(monkeypatch):
     return choose
 
 
-@pytest.mark.matrix
 def test_the_layout_of_a_gemm_is_proved_by_two_short_runs(cpu_megatron, pair, other_linear):
     from mindspeed_precision.testing.demo import probe
 
@@ -179,6 +178,7 @@ def scaled_dw(planted):
     return plant
 
 
+@pytest.mark.long
 def test_every_independent_origin_is_in_the_window(pair):
     case = pair(scaled_dw)
     diagnosis, files = case.first()
@@ -251,6 +251,7 @@ def test_a_refined_run_of_another_seed_is_named(forward):
     assert f"{expected.digest.fingerprint:016x}" in text
 
 
+@pytest.mark.long
 def test_refined_runs_in_the_other_order_are_no_finding(forward):
     *_, (one, two) = forward
     assert "determinism.not_repeated" not in ids(compare_runs(two, one))
