@@ -40,6 +40,7 @@ def require_wrong_rows(diagnosis: Diagnosis, step: int) -> None:
         assert 40 <= metrics["worst_rows_first"] <= 48 - metrics["worst_rows_count"]
 
 
+@pytest.mark.long
 def test_eight_wrong_rows_of_one_gradient_are_found(record):
     baseline = record(1, **MODEL)
     diagnosis = compare_runs(baseline, record(2, start=baseline, plant="wrong_rows", tp=2, **MODEL))

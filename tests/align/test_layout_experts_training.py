@@ -54,6 +54,7 @@ def test_expert_parallelism(record):
     assert "DP2 EP2, distributed optimizer" in diagnosis.policy
 
 
+@pytest.mark.long
 def test_context_parallelism(record):
     baseline = record(1, microbatches=4, **MIXTURE)
     diagnosis = compare_runs(baseline, record(2, start=baseline, cp=2, microbatches=4, **MIXTURE))

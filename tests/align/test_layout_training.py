@@ -110,6 +110,7 @@ def test_statistics_alone_merge_too(record):
     assert any("judged by norm, minimum and maximum alone" in note for note in diagnosis.notes)
 
 
+@pytest.mark.long
 def test_a_transposed_shard_is_found_at_its_weight(record):
     baseline = record(1, **MODEL)
     diagnosis = compare_runs(baseline, record(2, start=baseline, plant="transposed_shard", tp=2, **MODEL))
@@ -147,6 +148,7 @@ PERTURBED = (
 )
 
 
+@pytest.mark.long
 def test_calibration_finds_what_the_policy_does_not(record):
     """Three in a million, in the backward pass of one layer; the healthy twin stays healthy."""
     baseline = record(1, **MODEL)
@@ -163,6 +165,7 @@ def test_calibration_finds_what_the_policy_does_not(record):
     assert "calibrated" in first.comparison.reason
 
 
+@pytest.mark.long
 def test_noise_does_not_depend_on_the_layout(record):
     """All of it is there: bits of the initial parameters agree between layouts, and differ without noise."""
     baseline = record(1, **MODEL)
@@ -365,6 +368,7 @@ def log_of(error: ExternalCommandError) -> str:
     return Path(error.remedy.removeprefix("read ")).read_text(encoding="utf-8")
 
 
+@pytest.mark.long
 def test_a_start_needs_elements_of_the_same_model(record):
     thin = record(1, more=("capture.modules=false",), **MODEL)
     kept = record(1, **MODEL)

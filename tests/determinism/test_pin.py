@@ -195,7 +195,7 @@ for name in {"alpha", "beta", "gamma", "delta", "epsilon"}:  # a set of strings:
     (model(torch.randn(4, 8)) * len(name)).square().mean().backward()
     with torch.no_grad():
         for p in model.parameters():
-            p -= 0.1 * p.grad
+            p -= 0.001 * p.grad
 sys.stdout.write(",".join(float(p.double().sum()).hex() for p in model.parameters()))
 """
 

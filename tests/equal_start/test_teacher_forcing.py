@@ -101,6 +101,7 @@ def test_a_fault_of_one_step_stays_in_that_step(train, reference):
     assert f"took weights and optimizer state from {reference} before steps 0-3" in "\n".join(forced.notes)
 
 
+@pytest.mark.long
 def test_a_fault_of_every_step_is_an_origin_in_every_step(train, reference):
     forced = compare_runs(reference, train(f"reference={reference}", plant=wrong_rows(range(4))))
     assert origins(forced) == {(step, WEIGHT, Role.WGRAD) for step in range(4)}
@@ -111,6 +112,7 @@ def elsewhere(trainer):
         parameter.data.mul_(1.5)
 
 
+@pytest.mark.long
 def test_other_weights_and_moments_are_replaced(train, reference):
     """A candidate that begins elsewhere, or whose own updates are wrong, still computes each step right."""
     forced = compare_runs(reference, train(f"reference={reference}", plant=elsewhere))
@@ -133,6 +135,7 @@ def undone_updates(trainer):
     inner.register_step_post_hook(undo)
 
 
+@pytest.mark.long
 def test_updates_that_are_undone_are_seen_in_every_step(train, reference):
     """What a step began with is the reference's, which moved: not what the run itself had made of it."""
     diagnosis = compare_runs(reference, train(f"reference={reference}", plant=undone_updates))
@@ -142,6 +145,7 @@ def test_updates_that_are_undone_are_seen_in_every_step(train, reference):
     assert "candidate" in " ".join((finding.title, *finding.evidence))
 
 
+@pytest.mark.long
 def test_chosen_steps_of_a_reference_that_kept_chosen_states(train):
     some = train(KEEPS[0].replace("level", "steps: '1-2', level"))
     forced = train(f"reference={some}", "steps='2-3'", plant=elsewhere)
@@ -160,6 +164,7 @@ def test_chosen_steps_of_a_reference_that_kept_chosen_states(train):
     assert "or leave step 1 out" in str(caught.value)
 
 
+@pytest.mark.long
 def test_steps_beyond_the_reference_run_freely_and_are_not_compared(train, reference):
     longer = train(f"reference={reference}", steps=5)
     diagnosis = compare_runs(reference, longer)
