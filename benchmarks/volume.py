@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 from mindspeed_precision.dump.reader import load_run
+from mindspeed_precision.record.elements import width_of
 
 STEP = 1
 MIB = 2**20
-
-
-def _width(dtype: str) -> int:
-    """Return the bytes of an element, by the name of its type: ``bfloat16``, ``float8_e4m3fn``, ``bool``."""
-    bits = re.search(r"\d+", dtype)
-    return int(bits.group()) // 8 if bits else 1
 
 
 def volume_table(run: Path) -> Iterator[str]:
@@ -29,7 +23,7 @@ def volume_table(run: Path) -> Iterator[str]:
             kind = record.key.phase.value, f"{record.key.role.value} {record.key.slot}".strip()
             kind = kind if record.key.role.value == "main_grad" else (kind[0], record.key.role.value)
             count[kind] += 1
-            size[kind] += math.prod(record.shape) * _width(record.dtype)
+            size[kind] += math.prod(record.shape) * width_of(record.dtype)
     yield "| phase | role | records | MiB |"
     yield "|---|---|---|---|"
     for kind, number in size.most_common():

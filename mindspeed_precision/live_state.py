@@ -1,4 +1,4 @@
-"""This rank's parameters and optimizer, as what the recorded state of another run is loaded into."""
+"""This rank's parameters and optimizer, as what a recorded state, or noise, is loaded into."""
 
 from __future__ import annotations
 
@@ -19,6 +19,9 @@ from mindspeed_precision.capture.placement import placements
 from mindspeed_precision.errors import ConfigError
 from mindspeed_precision.record.placement import canonical_index, cut
 from mindspeed_precision.records import Part, Placement, Role
+
+Change = Callable[[str, Placement, Callable[[], HostTensor]], HostTensor | None]
+"""From canonical name, placement and elements of what this rank holds to others; None leaves it."""
 
 
 class LiveState:
@@ -60,6 +63,26 @@ class LiveState:
             whole = state.parameter(placement.copy_of or fqn, shape=placement.shape, dtype=dtype)
             shard = _Shard(fqn=fqn, placement=placement, span=None)
             load_tensor(parameter, shard.of(whole, self._host(parameter)))
+        self._reload()
+
+    def change_parameters(
+        self, change: Callable[[str, Placement, Callable[[], HostTensor]], HostTensor | None]
+    ) -> None:
+        """Give every parameter other elements, and let the optimizer's copies follow.
+
+        Args:
+            change: says which.
+        """
+        from mindspeed_precision.backends.torch_load import load_tensor
+
+        for fqn, parameter in self._names.parameters:
+            placement = self._placement(fqn)
+            changed = change(placement.copy_of or fqn, placement, self._host(parameter.data))
+            if changed is not None:
+                load_tensor(parameter, changed)
+        self._reload()
+
+    def _reload(self) -> None:
         if hasattr(self._optimizer, "reload_model_params"):  # Megatron's, which may keep copies in float32
             self._optimizer.reload_model_params()
 

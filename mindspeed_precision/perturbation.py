@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from mindspeed_precision.backends.detect import TORCH, capture_backend
-from mindspeed_precision.capture.configuration import parallel_coordinates
-from mindspeed_precision.capture.names import canonical_names
-from mindspeed_precision.capture.placement import placements
+from mindspeed_precision.backends.base import HostTensor
 from mindspeed_precision.config import PerturbSettings
-from mindspeed_precision.errors import ConfigError
+from mindspeed_precision.live_state import LiveState
 from mindspeed_precision.record.elements import UNIT_ROUNDOFF
 from mindspeed_precision.record.noise import perturbed
 from mindspeed_precision.record.placement import canonical_index
-from mindspeed_precision.records import Part
+from mindspeed_precision.records import Part, Placement
 
 
 def perturb(settings: PerturbSettings, chunks: list[Any], optimizer: Any) -> None:
     """Put relative noise on the parameters of this rank (``record.noise``); the optimizer's copies follow.
 
     The noise depends on the canonical name and number of an element, and so not on the layout. Called once,
-    before the first step.
+    before the first step. A pattern that is of no parameter of any rank moves nothing, which
+    ``compare --calibrate`` says.
 
     Args:
         settings: how much, and on which parameters.
@@ -28,27 +27,14 @@ def perturb(settings: PerturbSettings, chunks: list[Any], optimizer: Any) -> Non
         optimizer: the one that the loop steps; or None.
 
     Raises:
-        ConfigError: no parameter has such a name, or this framework cannot load parameters.
+        ConfigError: this framework cannot load parameters, or it is not known where one sits.
     """
-    backend = capture_backend()
-    if backend.framework != TORCH:
-        raise ConfigError(
-            "parameters can be perturbed in a model of torch alone", where="perturb", found=backend.framework
-        )
-    from mindspeed_precision.backends.torch_load import load_tensor
 
-    names = canonical_names(backend, chunks)
-    placed = placements(backend, names, parallel_coordinates(backend))
-    for fqn, parameter in names.parameters:
-        placement = placed[fqn]
-        if placement is None:
-            raise ConfigError(f"it is not known which shard of {fqn} this rank holds", where="perturb")
-        name = placement.copy_of or fqn
-        if backend.dtype(parameter) not in UNIT_ROUNDOFF or not settings.applies(name):
-            continue
+    def noisy(name: str, placement: Placement, held: Callable[[], HostTensor]) -> HostTensor | None:
+        host = held() if settings.applies(name) else None
+        if host is None or host.dtype not in UNIT_ROUNDOFF:
+            return None
         index = canonical_index(Part(placement=placement, start=0, stop=placement.local_numel))
-        host = backend.to_host(backend.snapshot(parameter.data))
-        noisy = perturbed(host, index, name=name, seed=settings.seed, epsilon=settings.size)
-        load_tensor(parameter, noisy)
-    if hasattr(optimizer, "reload_model_params"):  # Megatron's, which may keep copies in float32
-        optimizer.reload_model_params()
+        return perturbed(host, index, name=name, seed=settings.seed, epsilon=settings.size)
+
+    LiveState(chunks, optimizer, setting="perturb").change_parameters(noisy)

@@ -56,7 +56,6 @@ class Recording:
         requires_grad = context.backend.requires_grad
         self._trainable = [fqn for fqn, parameter in context.names.parameters if requires_grad(parameter)]
         self._reasons: set[str] = set()
-        self._next_step = 0
         self._first_step: int | None = None
         self.steps_recorded = 0
 
@@ -122,10 +121,9 @@ class Recording:
         recorder.end_step()
         return recording
 
-    def begin_step(self, step: int | None) -> None:
-        """Begin step ``step``; None: the one after the last."""
-        self._next_step = self._next_step if step is None else step
-        self.context.recorder.begin_step(self._next_step)
+    def begin_step(self, step: int) -> None:
+        """Begin step ``step``."""
+        self.context.recorder.begin_step(step)
         self.context.clock.begin_step()
         if self.context.settings.batch:
             observe_random_states(self.context)
@@ -138,12 +136,11 @@ class Recording:
 
     def end_step(self) -> list[Finding]:
         """End the step, write its records, return what was found missing in it for the first time."""
-        clock, step = self.context.clock, self._next_step
+        clock, step = self.context.clock, self.context.recorder.step
         self._first_step = step if self._first_step is None else self._first_step
         clock.end_step()
         microbatches = clock.microbatches
         findings = self._failed(self.context.recorder.end_step())
-        self._next_step += 1
         self.steps_recorded += step in self._settings.steps
         if self.context.settings.wgrad:
             findings += self._missing(step, microbatches)

@@ -386,6 +386,11 @@ class RankCoordinates:
     ep_rank: int = 0
     ep_size: int = 1
 
+    @property
+    def splits_tensors(self) -> bool:
+        """Whether a tensor of a module may be a part of the canonical one."""
+        return max(self.tp_size, self.cp_size, self.ep_size) > 1
+
     def sizes(self) -> dict[str, int]:
         """Return the sizes alone: equal on all ranks of a run."""
         return {

@@ -188,7 +188,7 @@ class Session:
         if self._forcing is not None:
             self._forcing.before(self._step)
         if self._recording is not None:
-            self._recording.begin_step(step)
+            self._recording.begin_step(self._step)
 
     def _stop(self) -> None:
         last = self.settings.stop_after

@@ -130,6 +130,11 @@ def _one_sided(one: Iterable[int], two: Iterable[int]) -> list[tuple[str, list[i
 
 def numbers_text(numbers: Sequence[int]) -> str:
     """Return numbers as a person writes them: ``0-3, 7``; ``none`` for no number."""
+    return ", ".join(ranges_of(numbers)) or "none"
+
+
+def ranges_of(numbers: Sequence[int]) -> list[str]:
+    """Return ascending numbers as ranges: ``["0-3", "7"]``."""
     parts: list[str] = []
     start = previous = None
     for number in [*numbers, None]:
@@ -138,4 +143,4 @@ def numbers_text(numbers: Sequence[int]) -> str:
             start = None
         start = number if start is None else start
         previous = number
-    return ", ".join(parts) or "none"
+    return parts

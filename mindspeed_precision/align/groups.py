@@ -243,11 +243,6 @@ def of_module(key: RecordKey) -> bool:
     return key.phase in _OF_MODULES and key.microbatch != NO_MICROBATCH and key.fqn != _NOBODYS
 
 
-def _splits_nothing(where: RankCoordinates) -> bool:
-    """Tell whether in such a run every tensor is the canonical one."""
-    return max(where.tp_size, where.cp_size, where.ep_size) == 1
-
-
 def placement_of(parameter: ParameterDeclaration, where: RankCoordinates) -> Placement | None:
     """Return where a parameter sits; one that nothing splits is whole also where its run does not say so."""
     other_experts = where.ep_size > 1 and _GROUPED.fullmatch(parameter.fqn)
@@ -260,7 +255,7 @@ def _place_of(record: TensorRecord, where: RankCoordinates) -> Placement | Unpla
     """Return where an activation sits, or why that is not known."""
     if record.place is not None:
         return record.place
-    if _splits_nothing(where):
+    if not where.splits_tensors:
         return Placement(shape=record.shape)
     return Unplaced(reason=f"no layout rule for {record.key.role.value} in {record.key.phase.value}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
@@ -137,14 +138,11 @@ def _problem(terms: Sequence[Sequence[Shard]], shape: tuple[int, ...]) -> str:
     every = [shard for found in terms for shard in found]
     if any(shard.part.placement.shape != shape for shard in every):
         return "its ranks do not agree on the shape of the whole"
-    if any((shard.record.dtype) != terms[0][0].record.dtype for shard in every):
+    if any(shard.record.dtype != terms[0][0].record.dtype for shard in every):
         return "its ranks hold it in several types"
     held = sum(found[0].record.numel for found in terms)
     expected = term_of(first, terms[0][0].where)[1] if first.partial else 1
-    canonical = 1
-    for size in shape:
-        canonical *= size
-    if held != canonical or any(len(found) != expected for found in terms):
+    if held != math.prod(shape) or any(len(found) != expected for found in terms):
         return "not every rank that holds a part of it recorded it"
     if first.partial and not all(s.record.digest.sketch or s.record.payload for s in every):
         return (

@@ -40,12 +40,16 @@ class Numbering:
 
     def key(self, key: RecordKey, where: RankCoordinates) -> RecordKey:
         """Return the key of a record of one microbatch with its number in the whole batch."""
-        return replace(key, microbatch=key.microbatch * where.dp_size + where.dp_rank)
+        return replace(key, microbatch=_in_batch(key, where))
 
     def factor(self, key: RecordKey) -> float:
         """Return what a record is multiplied by: of a backward pass the factor, else 1."""
         backward = key.phase is Phase.DGRAD or (key.phase is Phase.WGRAD and key.role is not Role.INPUT)
         return self.gradients if backward else 1.0
+
+
+def _in_batch(key: RecordKey, where: RankCoordinates) -> int:
+    return key.microbatch * where.dp_size + where.dp_rank
 
 
 def common_numbering(baseline: Run, candidate: Run) -> tuple[Numbering | None, Numbering | None]:
@@ -85,6 +89,5 @@ def _batches(run: Run) -> dict[tuple[int, int, str], frozenset[int]]:
         for record in rank.records:
             key = record.key
             if key.role is Role.BATCH and key.microbatch != NO_MICROBATCH:
-                number = key.microbatch * where.dp_size + where.dp_rank
-                found[key.step, number, key.slot].add(record.digest.fingerprint)
+                found[key.step, _in_batch(key, where), key.slot].add(record.digest.fingerprint)
     return {key: frozenset(bits) for key, bits in found.items()}

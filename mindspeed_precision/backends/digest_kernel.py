@@ -40,10 +40,8 @@ BASE_FLAGS = ("-std=c11", "-O3", "-ffp-contract=off", "-fno-strict-aliasing", "-
 TARGET_FLAGS = (("-march=native", "-mprefer-vector-width=512"), ("-march=native",), ("-mcpu=native",), ())
 """Tried in turn: not every compiler knows each on every processor."""
 
-STATISTICS, SKETCH = 1, 2
+_STATISTICS, _SKETCH = 1, 2
 """What is wanted beside the fingerprints."""
-
-_WORDS, _WORDS_WITH_SKETCH = ctypes.c_uint64 * WORDS, ctypes.c_uint64 * WORDS_WITH_SKETCH
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,28 +79,6 @@ _COMPONENTS = {"complex64": "float32", "complex128": "float64"}
 
 BY_TABLE, BITS_ONLY = 5, 0
 MAX_DIMS = 64
-
-
-@dataclass(frozen=True, kw_only=True)
-class HostSums:
-    """What the kernel found, not yet put into words.
-
-    Attributes:
-        words: 265 of them, with a sketch 521: ``struct digest`` of the C source.
-        numel: elements (two per complex element).
-        statistics: the moments are there.
-        sketch: the sketch is there.
-    """
-
-    words: ctypes.Array[ctypes.c_uint64]
-    numel: int
-    statistics: bool
-    sketch: bool
-
-    def digest(self) -> Digest:
-        """Return the digest."""
-        words = np.frombuffer(memoryview(self.words), np.uint64)
-        return digests_of(words[None], [Contents(self.numel, self.statistics, self.sketch)])[0]
 
 
 class _Tensor(ctypes.Structure):
@@ -183,31 +159,25 @@ class DigestKernel:
         self._digest.restype = integer
         loaded.msp_prepare()
 
-    def into(self, address: int, geometry: Geometry, wanted: int, out: int) -> None:
+    def into(self, address: int, geometry: Geometry, out: int, *, statistics: bool, sketch: bool) -> None:
         """Digest a tensor in host memory.
 
         Args:
             address: of its first element.
             geometry: of the tensor.
-            wanted: ``STATISTICS``, with or without ``SKETCH``, or 0.
             out: where to write ``struct digest``: 265 words of 64 bits, with a sketch 521.
-        """
-        failed = self._digest(address, geometry.address, wanted, out)
-        assert not failed
-
-    def sums(self, address: int, geometry: Geometry, *, statistics: bool, sketch: bool = False) -> HostSums:
-        """Digest a tensor in host memory.
-
-        Args:
-            address: of its first element.
-            geometry: of the tensor.
             statistics: also the moments.
             sketch: also the sketch; asked for with statistics only.
         """
-        words = _WORDS_WITH_SKETCH() if sketch else _WORDS()
-        wanted = (STATISTICS if statistics else 0) | (SKETCH if sketch else 0)
-        self.into(address, geometry, wanted, ctypes.addressof(words))
-        return HostSums(words=words, numel=geometry.numel, statistics=statistics, sketch=sketch)
+        wanted = (_STATISTICS if statistics else 0) | (_SKETCH if sketch else 0)
+        failed = self._digest(address, geometry.address, wanted, out)
+        assert not failed
+
+    def digest(self, address: int, geometry: Geometry, *, statistics: bool, sketch: bool = False) -> Digest:
+        """Return the digest of a tensor in host memory; arguments as in ``into``."""
+        words = np.empty((1, WORDS_WITH_SKETCH if sketch else WORDS), np.uint64)
+        self.into(address, geometry, words.ctypes.data, statistics=statistics, sketch=sketch)
+        return digests_of(words, [Contents(geometry.numel, statistics, sketch)])[0]
 
     def agrees(self) -> bool:
         """Tell whether it gives the numbers of the definition, on a few tensors of every type."""
@@ -229,11 +199,10 @@ class DigestKernel:
         bits, sketch = host.bits, reading.floating
         placed = Part(placement=_sample_placement(bits.size), start=1, stop=bits.size + 1)
         for part in (None, placed):
-            found = self.sums(
-                bits.ctypes.data, geometry_of(bits, reading, part), statistics=True, sketch=sketch
-            )
+            geometry = geometry_of(bits, reading, part)
+            found = self.digest(bits.ctypes.data, geometry, statistics=True, sketch=sketch)
             index = None if part is None else canonical_index(part)
-            if not _same(found.digest(), digest_host(host, statistics=True, sketch=sketch, index=index)):
+            if not _same(found, digest_host(host, statistics=True, sketch=sketch, index=index)):
                 return False
         return True
 
@@ -309,7 +278,7 @@ def digest_on_host(
         return digest_host(host, statistics=statistics, sketch=sketch, index=index)
     sketch = sketch and statistics and has_sketch(host.dtype, bits.size)
     geometry = geometry_of(bits, reading, part)
-    return kernel.sums(bits.ctypes.data, geometry, statistics=statistics, sketch=sketch).digest()
+    return kernel.digest(bits.ctypes.data, geometry, statistics=statistics, sketch=sketch)
 
 
 def _compiled() -> tuple[Path, str]:

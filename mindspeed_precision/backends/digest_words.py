@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -11,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mindspeed_precision.record.sketch import BUCKETS, ROUNDOFF, pack
-from mindspeed_precision.record.statistics import EMPTY
-from mindspeed_precision.records import Digest, Statistics
+from mindspeed_precision.record.statistics import EMPTY, statistics_from
+from mindspeed_precision.records import Digest
 
 _INTEGERS, _FLOATS, _BINS = 5, 4, 256
 _EXPONENTS = _INTEGERS + _FLOATS
@@ -68,17 +67,6 @@ def _digest(
     ordered, unordered, zeros, nans, infs = integers
     if not of.statistics:
         return Digest(fingerprint=ordered, unordered=unordered)
-    low, high, total, squares = floats
-    finite = of.numel - nans - infs
-    moments = Statistics(
-        minimum=low + 0.0 if finite else math.nan,
-        maximum=high + 0.0 if finite else math.nan,
-        mean=total / finite + 0.0 if finite else math.nan,
-        l2_norm=math.sqrt(squares),
-        zeros=zeros,
-        nans=nans,
-        infs=infs,
-        exponents=exponents,
-    )
+    moments = statistics_from(floats, numel=of.numel, zeros=zeros, nans=nans, infs=infs, exponents=exponents)
     sketch = pack(words[WORDS:].view(np.float64), roundoff=ROUNDOFF) if of.sketch else None
     return Digest(fingerprint=ordered, unordered=unordered, statistics=moments, sketch=sketch)

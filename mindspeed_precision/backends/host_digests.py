@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mindspeed_precision.backends.digest_kernel import BITS_ONLY, SKETCH, STATISTICS, DigestKernel, Geometry
+from mindspeed_precision.backends.digest_kernel import BITS_ONLY, DigestKernel, Geometry
 from mindspeed_precision.backends.digest_words import WORDS, WORDS_WITH_SKETCH, Contents, digests_of
 from mindspeed_precision.records import Digest
 
@@ -74,8 +74,8 @@ class HostDigests:
                 block = self._blocks[width] = _Block(width)
             row = block.used
             block.used += 1
-        wanted = (STATISTICS if statistics else 0) | (SKETCH if sketch else 0)
-        self._kernel.into(address, geometry, wanted, block.address + row * block.stride)
+        out = block.address + row * block.stride
+        self._kernel.into(address, geometry, out, statistics=statistics, sketch=sketch)
         return HostDigest(block, row, Contents(numel, statistics, sketch))
 
 

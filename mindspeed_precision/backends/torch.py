@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
@@ -25,8 +24,8 @@ from mindspeed_precision.backends.torch_digest import ELEMENTS, Sums, element_of
 from mindspeed_precision.errors import PrecisionError
 from mindspeed_precision.record.placement import runs_of
 from mindspeed_precision.record.sketch import BUCKETS, ROUNDOFF, SINGLE_ROUNDOFF, pack
-from mindspeed_precision.record.statistics import EMPTY
-from mindspeed_precision.records import Digest, Layout, Part, Sketch, Statistics
+from mindspeed_precision.record.statistics import EMPTY, statistics_from
+from mindspeed_precision.records import Digest, Layout, Part, Sketch
 
 _NPU_FORMATS = {-1: "", 0: "NCHW", 2: "ND", 3: "NC1HWC0", 4: "FRACTAL_Z", 29: "FRACTAL_NZ", 30: "NCDHW"}
 _NPU_ND = 2
@@ -260,13 +259,9 @@ def _digest(sums: Sums, integers: NDArray[np.int64], floats: NDArray[np.floating
     zeros, nans, infs = (*integers[258:].tolist(), 0, 0)[:3]
     if sums.floating and not sums.double:
         infs = int(histogram[255]) - nans
-    finite = sums.numel - nans - infs
-    low, high, total, squares = floats.tolist()
-    moments = Statistics(
-        minimum=low + 0.0 if finite else math.nan,
-        maximum=high + 0.0 if finite else math.nan,
-        mean=total / finite + 0.0 if finite else math.nan,
-        l2_norm=math.sqrt(squares),
+    moments = statistics_from(
+        floats.tolist(),
+        numel=sums.numel,
         zeros=int(zeros),
         nans=int(nans),
         infs=int(infs),

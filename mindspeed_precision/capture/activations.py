@@ -58,7 +58,7 @@ class ActivationPlacer:
         coordinates: RankCoordinates,
         parameters: Mapping[str, Placement | None],
     ) -> None:
-        self.active = isinstance(backend, PlacingBackend) and _splits(coordinates)
+        self.active = isinstance(backend, PlacingBackend) and coordinates.splits_tensors
         self._rules = rules
         self._modules = dict(names.modules)
         self._coordinates = coordinates
@@ -154,10 +154,6 @@ class ActivationPlacer:
         if name == "tp" or (name == "sp" and self._sequence_parallel):
             return self._coordinates.tp_size, self._coordinates.tp_rank
         return 1, 0
-
-
-def _splits(where: RankCoordinates) -> bool:
-    return max(where.tp_size, where.cp_size, where.ep_size) > 1
 
 
 def _where(key: RecordKey) -> tuple[str, str]:

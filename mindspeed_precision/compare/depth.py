@@ -118,13 +118,14 @@ def depth_of(run: Run, dtype: str) -> Depth:
     others: set[str] = set()
     for rank in run.ranks.values():
         early: set[str] = set()
+        in_layers = False
         for parameter in rank.parameters:
             found = numbered(parameter.fqn)
             if found is not None:
                 sizes[found[0]] = max(sizes.get(found[0], 0), found[1] + 1)
                 before |= early
-                early = set()
-            elif any(numbered(p.fqn) for p in _until(rank, parameter)):
+                early, in_layers = set(), True
+            elif in_layers:
                 others.add(parameter.fqn)
             else:
                 early.add(parameter.fqn)
@@ -143,13 +144,6 @@ def depth_of(run: Run, dtype: str) -> Depth:
         tokens=max((_tokens(rank) for rank in run.ranks.values()), default=0),
         dtype=dtype,
     )
-
-
-def _until(rank: RankRecords, last: ParameterDeclaration) -> Iterator[ParameterDeclaration]:
-    for parameter in rank.parameters:
-        if parameter is last:
-            return
-        yield parameter
 
 
 def _matrices(parameters: Iterable[ParameterDeclaration]) -> Iterator[tuple[int, int]]:

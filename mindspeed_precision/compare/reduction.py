@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from mindspeed_precision.align.shards import CanonicalRank
 from mindspeed_precision.dump.reader import RankRecords, Run
-from mindspeed_precision.record.sketch import unpack
+from mindspeed_precision.record.sketch import BUCKETS, unpack
 from mindspeed_precision.records import Phase, Placement, RecordKey, TensorRecord
 
 _EXACT = ("float32", "float64")
@@ -83,7 +83,7 @@ class _Sum:
     """A sum of sketches, with the norm of the rounding in it."""
 
     def __init__(self) -> None:
-        self.values: NDArray[np.float64] = np.zeros(256)
+        self.values: NDArray[np.float64] = np.zeros(BUCKETS)
         self.error = 0.0
         self.complete = True
 

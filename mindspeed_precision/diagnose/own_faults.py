@@ -44,14 +44,14 @@ class OwnFaults:
         graph: every comparison, linked by what it consumed.
         baseline: its run, for elements.
         candidate: its run.
+        gains: what each reduction multiplies by.
     """
 
-    def __init__(self, graph: Graph, baseline: Run, candidate: Run) -> None:
+    def __init__(self, graph: Graph, baseline: Run, candidate: Run, gains: Gains) -> None:
         self._graph = graph
         self._runs = (baseline, candidate)
         reduced = [n for n in graph.all.nodes if n.key.role is Role.REDUCED_GRAD]
-        pairs = [n.comparison.pair for n in graph.all.nodes if isinstance(n.comparison.pair, Pair)]
-        self._gains = Gains(baseline, candidate, pairs)
+        self._gains = gains
         self._usual = {step: self._median(step, reduced) for step in {node.key.step for node in reduced}}
 
     def __call__(self, node: Node) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from mindspeed_precision.align.match import Alignment
 from mindspeed_precision.compare import Calibration, Policy, compare_pair, make_context
 from mindspeed_precision.compare.cancellation import GRADIENT_ROLES
+from mindspeed_precision.compare.gain import Gains
 from mindspeed_precision.compare.verdict import CANCELS, direction_unseen, order_unseen
 from mindspeed_precision.diagnose.coverage import coverage_of
 from mindspeed_precision.diagnose.divergence import find_origins
@@ -75,7 +76,8 @@ def gather_facts(
     nodes = [make_node(comparison, coordinates[comparison.pair.rank]) for comparison in comparisons]
     names = _shared_names(baseline, candidate, alignment)
     graph = Graph(nodes, coordinates, names, alignment.forced)
-    own = OwnFaults(graph, baseline, candidate)
+    gains = context.gains if context is not None else Gains(baseline, candidate, alignment.pairs)
+    own = OwnFaults(graph, baseline, candidate, gains)
     origins = find_origins(graph, own)
     return Facts(
         baseline=baseline,

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+from mindspeed_precision.align.compatible import ranges_of
 from mindspeed_precision.config import CaptureRule, NumberSet, default_settings
 from mindspeed_precision.diagnose.facts import Facts
 from mindspeed_precision.diagnose.replay import REPLAYS
 from mindspeed_precision.diagnose.window import Place, divergent_window
 from mindspeed_precision.dump.format import FINGERPRINT
 from mindspeed_precision.dump.reader import Run
+from mindspeed_precision.record.elements import width_of
 from mindspeed_precision.records import (
     INIT_STEP,
     Diagnosis,
@@ -84,7 +86,7 @@ def plan_refinement(facts: Facts, diagnosis: Diagnosis, first: Mapping[Side, Fir
             for side in Side
         },
     }
-    payload = {side: sum(_bytes(record) for _, record in kept[side]) for side in Side}
+    payload = {side: sum(record.numel * width_of(record.dtype) for _, record in kept[side]) for side in Side}
     largest = max(Side, key=lambda side: payload[side])
     return Refinement(
         settings=settings,
@@ -130,13 +132,7 @@ def _numbers(text: str) -> NumberSet:
 
 def ranges(numbers: Iterable[int]) -> str:
     """Write numbers as settings have them: ``0-3,10``."""
-    found: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if found and number == found[-1][1] + 1:
-            found[-1][1] = number
-        else:
-            found.append([number, number])
-    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in found)
+    return ",".join(ranges_of(sorted(set(numbers))))
 
 
 def _plain(rule: CaptureRule) -> dict[str, str]:
@@ -249,11 +245,6 @@ def _text(value: Any) -> str:
     if isinstance(value, list):
         return f"[{','.join(map(str, value))}]"
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _bytes(record: TensorRecord) -> int:
-    bits = re.search(r"\d+", record.dtype)
-    return record.numel * max(int(bits.group()) // 8 if bits else 1, 1)
 
 
 def _index_bytes(run: Run, step: int) -> int:

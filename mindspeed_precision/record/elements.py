@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,12 @@ def to_numbers(host: HostTensor) -> NDArray[Any]:
         )
     bits = host.bits.view(np.uint8) if host.bits.dtype == np.bool_ else host.bits
     return np.ascontiguousarray(bits).view(native).reshape(bits.shape)
+
+
+def width_of(dtype: str) -> int:
+    """Return the bytes of an element, by the name of its type: ``bfloat16``, ``float8_e4m3fn``, ``bool``."""
+    bits = re.search(r"\d+", dtype)
+    return max(int(bits.group()) // 8, 1) if bits else 1
 
 
 def to_bits(numbers: NDArray[Any], dtype: str) -> NDArray[Any]:

@@ -110,7 +110,7 @@ class Recorder:
             self._microbatches = microbatch + 1
         if not self._wanted:
             return None
-        return self._sites.find(phase, fqn, role, slot, microbatch, occurrence, recomputed)
+        return self._sites.find((phase, fqn, role, slot, microbatch, occurrence, recomputed))
 
     def observe(
         self, site: Site, tensor: Any, *, note: str = "", part: Part | None = None, place: Place | None = None

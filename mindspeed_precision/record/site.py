@@ -10,10 +10,13 @@ from dataclasses import dataclass
 
 from mindspeed_precision.config import CaptureSettings
 from mindspeed_precision.dump.encode import key_text
-from mindspeed_precision.records import NO_MICROBATCH, Level, Phase, RecordKey, Role
+from mindspeed_precision.records import Level, Phase, RecordKey, Role
 
 PRINTED = (Role.LOSS, Role.GRAD_NORM)
 """What a log prints, and every report wants the value of, whatever the level is."""
+
+Identity = tuple[Phase, str, Role, str, int, int, bool]
+"""Phase, fqn, role, slot, microbatch, occurrence and recomputed of a ``RecordKey``: all but the step."""
 
 _SMALLEST_TABLE = 4096
 """Sites that are kept however few of them a step visits."""
@@ -49,9 +52,9 @@ class SiteTable:
 
     def __init__(self, settings: CaptureSettings) -> None:
         self._settings = settings
-        self._tables: dict[tuple[bool, ...], dict[tuple[object, ...], Site | None]] = {}
+        self._tables: dict[tuple[bool, ...], dict[Identity, Site | None]] = {}
         self._step = 0
-        self._sites: dict[tuple[object, ...], Site | None] = {}
+        self._sites: dict[Identity, Site | None] = {}
 
     def begin_step(self, step: int) -> None:
         """Use the sites of the steps to which the same rules apply as to ``step``."""
@@ -59,21 +62,12 @@ class SiteTable:
         applies = tuple(step in rule.steps for rule in self._settings.rules if rule.steps.ranges)
         self._sites = self._tables.setdefault(applies, {})
 
-    def find(
-        self,
-        phase: Phase,
-        fqn: str,
-        role: Role,
-        slot: str = "",
-        microbatch: int = NO_MICROBATCH,
-        occurrence: int = 0,
-        recomputed: bool = False,
-    ) -> Site | None:
-        """Return the site of a record of the running step; arguments as in ``RecordKey``."""
-        identity = (phase, fqn, role, slot, microbatch, occurrence, recomputed)
+    def find(self, identity: Identity) -> Site | None:
+        """Return the site of a record of the running step."""
         try:
             return self._sites[identity]
         except KeyError:
+            phase, fqn, role, slot, microbatch, occurrence, recomputed = identity
             key = RecordKey(
                 step=self._step,
                 microbatch=microbatch,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,33 @@ def statistics_of(numbers: NDArray[Any]) -> Statistics:
         nans=int(np.isnan(wide).sum()),
         infs=int(np.isinf(wide).sum()),
         exponents={int(b): int(exponents[b]) for b in np.flatnonzero(exponents)},
+    )
+
+
+def statistics_from(
+    moments: Sequence[float], *, numel: int, zeros: int, nans: int, infs: int, exponents: Mapping[int, int]
+) -> Statistics:
+    """Return the statistics of what was summed elsewhere.
+
+    Args:
+        moments: minimum, maximum, sum and sum of squares of the finite elements.
+        numel: number of elements, at least one.
+        zeros: number of zeros.
+        nans: number of NaNs.
+        infs: number of infinities.
+        exponents: number of elements by exponent.
+    """
+    low, high, total, squares = moments
+    finite = numel - nans - infs
+    return Statistics(
+        minimum=low + 0.0 if finite else math.nan,  # a zero is +0.0, whichever was met
+        maximum=high + 0.0 if finite else math.nan,
+        mean=total / finite + 0.0 if finite else math.nan,
+        l2_norm=math.sqrt(squares),
+        zeros=zeros,
+        nans=nans,
+        infs=infs,
+        exponents=exponents,
     )
 
 
