@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from mindspeed_precision.cli_examine import add_examinations
 from mindspeed_precision.errors import PrecisionError
 
 PROGRAM = "mindspeed-precision"
@@ -63,6 +64,8 @@ def build_parser() -> argparse.ArgumentParser:
     compare.add_argument("--no-replay", action="store_true", help="do not recompute a divergent dW")
     compare.add_argument("--json", action="store_true", help="print verdict.json instead of text")
     compare.set_defaults(run=_compare)
+
+    add_examinations(commands)
 
     show = commands.add_parser("show", help="look inside a run")
     show.add_argument("directory", metavar="RUN", help="run directory")

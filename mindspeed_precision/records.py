@@ -744,3 +744,54 @@ class Diagnosis:
     def first_divergence(self) -> Origin | None:
         """The earliest origin, or None."""
         return self.origins[0] if self.origins else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckOutcome:
+    """What one check looked at, and what it found: a check that exercised nothing never looks like agreement.
+
+    Attributes:
+        name: stable dotted name, mostly the id of the finding that it gives (``reduce.not_the_sum``).
+        holds: what must hold, in one sentence.
+        exercised: how many things it looked at.
+        unit: what these are, in the plural (``parameters``, ``records``, ``arguments``).
+        failed: how many of them broke it.
+        skipped: why it looked at nothing, or at less than there is; empty where it looked at all.
+        applies: False where this run has nothing of the kind (one rank has no replicas): then that is no gap.
+    """
+
+    name: str
+    holds: str
+    exercised: int
+    unit: str
+    failed: int = 0
+    skipped: str = ""
+    applies: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examination:
+    """The answer of a command that needs no comparison of every record: check, verify, preflight, certify.
+
+    Attributes:
+        command: which.
+        subjects: what was examined, by what it is called (``{"run": "runs/a"}``).
+        findings: what is wrong, worst first.
+        outcomes: what was looked at.
+        notes: what the reader must know about this answer.
+        headline: the answer in one sentence; empty: made from the findings and outcomes.
+        tables: further text to show, by title, line by line.
+    """
+
+    command: str
+    subjects: Mapping[str, str]
+    findings: tuple[Finding, ...]
+    outcomes: tuple[CheckOutcome, ...] = ()
+    notes: tuple[str, ...] = ()
+    headline: str = ""
+    tables: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def vacuous(self) -> bool:
+        """Whether nothing was looked at."""
+        return not any(outcome.exercised for outcome in self.outcomes)

@@ -6,7 +6,7 @@ import importlib.util
 import shutil
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
@@ -66,7 +66,7 @@ def blocks(diagnosis: Diagnosis, files: Mapping[str, str], *, asked: bool = Fals
         Block(label="also", lines=(phrases.others(diagnosis, cause), *phrases.origin_lines(diagnosis, cause)))
     )
     rest = [finding for finding in diagnosis.findings if finding is not cause]
-    shown += [block for finding in rest for block in _other_blocks(finding)]
+    shown += [block for finding in rest for block in finding_blocks(finding)]
     table = () if same(diagnosis.scalars) else tuple(loss_table(diagnosis.scalars))
     shown.append(Block(label="log", lines=table, table=True))
     shown.append(Block(label="coverage", lines=(phrases.coverage_text(diagnosis),)))
@@ -105,7 +105,8 @@ def _cause_blocks(finding: Finding, label: str, already_said: str) -> list[Block
     return shown
 
 
-def _other_blocks(finding: Finding) -> list[Block]:
+def finding_blocks(finding: Finding) -> list[Block]:
+    """Return what is shown of a finding that is not the cause of the first divergence."""
     if finding.severity is Severity.ERROR:
         return _cause_blocks(finding, "cause", "")
     lines = [f"{finding.title}  [{finding.id}]", *(f"  {line}" for line in finding.evidence)]
@@ -184,16 +185,21 @@ def show(
     asked: bool = False,
 ) -> None:
     """Print what ``blocks`` gives: coloured on a terminal where rich is installed, else plain."""
+    print_blocks(blocks(diagnosis, files or {}, asked=asked), stream)
+
+
+def print_blocks(shown: Sequence[Block], stream: TextIO | None = None) -> None:
+    """Print blocks: coloured on a terminal where rich is installed, else plain."""
     out = stream or sys.stdout
     width = min(shutil.get_terminal_size((_WIDEST, 40)).columns, _WIDEST)
     if not out.isatty() or importlib.util.find_spec("rich") is None:
-        out.write(render(diagnosis, files, width=width, asked=asked))
+        out.write("\n".join(line for block in shown for line in _plain(block, width)) + "\n")
         return
     from rich.console import Console
     from rich.text import Text
 
     console = Console(file=out, highlight=False, soft_wrap=True)
-    for block in blocks(diagnosis, files or {}, asked=asked):
+    for block in shown:
         for number, line in enumerate(_plain(block, width)):
             text = Text(line, style=block.style if number == 0 else "")
             if block.label and number == 0:

@@ -33,7 +33,7 @@ def verdict(diagnosis: Diagnosis, *, config: str = "") -> dict[str, Any]:
         "status": diagnosis.status.value,
         "runs": {"baseline": diagnosis.baseline, "candidate": diagnosis.candidate},
         "first_divergence": None if first is None else _origin(first),
-        "findings": [_finding(finding) for finding in diagnosis.findings],
+        "findings": [finding_json(finding) for finding in diagnosis.findings],
         "coverage": asdict(diagnosis.coverage),
         "origins": [_origin(origin) for origin in diagnosis.origins],
         "refine": _refine(diagnosis.refinement, config),
@@ -44,7 +44,7 @@ def verdict(diagnosis: Diagnosis, *, config: str = "") -> dict[str, Any]:
         "diverged": diagnosis.diverged,
         "notes": list(diagnosis.notes),
     }
-    cleaned = _jsonable(plain)
+    cleaned = jsonable(plain)
     assert isinstance(cleaned, dict)
     return cleaned
 
@@ -81,7 +81,8 @@ def _origin(origin: Origin) -> dict[str, Any]:
     }
 
 
-def _finding(finding: Finding) -> dict[str, Any]:
+def finding_json(finding: Finding) -> dict[str, Any]:
+    """Return a finding as plain data."""
     return {
         "id": finding.id,
         "severity": finding.severity.value,
@@ -117,14 +118,15 @@ def _replay(replay: Replay) -> dict[str, Any]:
     }
 
 
-def _jsonable(value: Any) -> Any:
+def jsonable(value: Any) -> Any:
+    """Return plain data as JSON can hold it: NaN and infinities become texts."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
-        return {str(key): _jsonable(item) for key, item in value.items()}
+        return {str(key): jsonable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_jsonable(item) for item in value]
+        return [jsonable(item) for item in value]
     return value
 
 
-__all__ = ["SCHEMA", "verdict", "verdict_text"]
+__all__ = ["SCHEMA", "finding_json", "jsonable", "verdict", "verdict_text"]

@@ -41,10 +41,11 @@ MAY_IMPORT = {
     "align": {"dump"},
     "compare": {"dump", "align"},
     "diagnose": {"dump", "align", "compare", "backends"},  # backends: replay asks for one by name
-    "report": {"dump", "align", "compare", "diagnose", "patching"},  # patching: `patches list`
+    "verify": {"dump", "align", "compare"},
+    "report": {"dump", "align", "compare", "diagnose", "verify", "patching"},  # patching: `patches list`
 }
 ANYTHING = {"testing"}  # plays whole runs, so it may touch every stage
-NO_FRAMEWORK = {"record", "dump", "align", "compare", "diagnose", "report"}
+NO_FRAMEWORK = {"record", "dump", "align", "compare", "diagnose", "verify", "report"}
 
 
 def imported(tree):

@@ -1,0 +1,94 @@
+"""An examination on a terminal and as JSON: what is wrong, then what was looked at."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TextIO
+
+from mindspeed_precision.records import CheckOutcome, Examination, Severity
+from mindspeed_precision.report.console import Block, finding_blocks, print_blocks
+from mindspeed_precision.report.verdict_json import finding_json, jsonable
+
+SCHEMA = 1
+
+
+def examination_blocks(answer: Examination) -> list[Block]:
+    """Return what is shown of an examination."""
+    bad = any(finding.severity is Severity.ERROR for finding in answer.findings)
+    style = "bold red" if bad else "bold yellow" if answer.findings or answer.vacuous else "bold green"
+    shown = [Block(label="", lines=(headline(answer),), style=style)]
+    shown += [block for finding in answer.findings for block in finding_blocks(finding)]
+    shown += [Block(label=title, lines=lines, table=True) for title, lines in answer.tables.items()]
+    shown.append(
+        Block(label="checked", lines=tuple(_outcome(one) for one in answer.outcomes if one.exercised))
+    )
+    gaps = [one for one in answer.outcomes if one.skipped and one.applies]
+    shown.append(Block(label="not looked", lines=tuple(f"{one.name}: {one.skipped}" for one in gaps)))
+    shown.append(Block(label="notes", lines=answer.notes))
+    return [block for block in shown if any(block.lines)]
+
+
+def headline(answer: Examination) -> str:
+    """Return the answer in one sentence."""
+    if answer.headline:
+        return answer.headline
+    counts = {s: sum(finding.severity is s for finding in answer.findings) for s in Severity}
+    warnings = _count(counts[Severity.WARNING], "warning")
+    if counts[Severity.ERROR]:
+        return f"FAILED: {_count(counts[Severity.ERROR], 'error')}, {warnings}."
+    if answer.vacuous:
+        return "NO ANSWER: nothing was looked at."
+    exercised = _count(sum(one.exercised > 0 for one in answer.outcomes), "check")
+    if counts[Severity.WARNING]:
+        return f"{warnings}, no error; {exercised} exercised."
+    return f"PASSED: {exercised} exercised, nothing found."
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _outcome(outcome: CheckOutcome) -> str:
+    failed = f", {outcome.failed} failed" if outcome.failed else ""
+    limit = f" ({outcome.skipped})" if outcome.skipped else ""
+    return f"{outcome.name}: {outcome.exercised} {outcome.unit}{failed}{limit}"
+
+
+def show_examination(answer: Examination, *, stream: TextIO | None = None) -> None:
+    """Print an examination: coloured on a terminal where rich is installed, else plain."""
+    print_blocks(examination_blocks(answer), stream)
+
+
+def examination_text(answer: Examination) -> str:
+    """Return the examination as JSON, for machines: the same facts."""
+    plain = {
+        "schema": SCHEMA,
+        "command": answer.command,
+        "headline": headline(answer),
+        "subjects": dict(answer.subjects),
+        "findings": [finding_json(finding) for finding in answer.findings],
+        "outcomes": [asdict(outcome) for outcome in answer.outcomes],
+        "tables": {title: list(lines) for title, lines in answer.tables.items()},
+        "notes": list(answer.notes),
+    }
+    return json.dumps(jsonable(plain), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def examination_status(answer: Examination) -> tuple[int, str]:
+    """Return 0 (nothing found), 1 (a finding of severity error) or 2 (nothing was looked at) and why."""
+    if any(finding.severity is Severity.ERROR for finding in answer.findings):
+        return 1, ""
+    if answer.vacuous:
+        reasons = "; ".join(f"{one.name}: {one.skipped}" for one in answer.outcomes if one.skipped)
+        return 2, f"{answer.command} looked at nothing: {reasons or 'there is nothing to look at'}"
+    return 0, ""
+
+
+__all__ = [
+    "examination_blocks",
+    "examination_status",
+    "examination_text",
+    "headline",
+    "show_examination",
+]

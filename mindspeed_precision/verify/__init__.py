@@ -1,0 +1,1 @@
+"""What must hold in one run alone, and what two launches must have in common."""

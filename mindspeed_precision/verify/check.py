@@ -1,0 +1,34 @@
+"""``check RUN``: what must hold in any correct training, from one run alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mindspeed_precision.dump.reader import Run, load_run
+from mindspeed_precision.records import Examination
+from mindspeed_precision.verify.invariants import INVARIANTS
+from mindspeed_precision.verify.registry import in_order
+from mindspeed_precision.verify.run_facts import RunFacts
+
+
+def check_run(run: str | Path | Run) -> Examination:
+    """Ask every invariant of one run.
+
+    Args:
+        run: run directory, or a run that was loaded.
+
+    Returns:
+        The findings, the earliest first of those that are errors, and what each check looked at.
+
+    Raises:
+        DumpError: the run cannot be read.
+    """
+    loaded = run if isinstance(run, Run) else load_run(run)
+    findings, outcomes = INVARIANTS.ask_all(RunFacts(loaded))
+    return Examination(
+        command="check",
+        subjects={"run": str(loaded.path)},
+        findings=tuple(in_order(findings)),
+        outcomes=outcomes,
+        notes=loaded.notes,
+    )

@@ -1,0 +1,114 @@
+"""Where checks register, so that every finding id is known and documented (``docs/findings.md``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from mindspeed_precision.records import CheckOutcome, Finding, Severity
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What one check says.
+
+    Attributes:
+        exercised: how many things it looked at.
+        findings: what is wrong; each with an id that the check announced.
+        failed: how many of the things broke it; None: as many as there are findings.
+        skipped: why it looked at nothing, or at less than there is.
+        applies: False where there is nothing of the kind that it is about.
+    """
+
+    exercised: int
+    findings: tuple[Finding, ...] = ()
+    failed: int | None = None
+    skipped: str = ""
+    applies: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check(Generic[S]):
+    """A registered check of subjects of type ``S``: one run, a pair of runs, a launch.
+
+    Attributes:
+        ids: every finding id that it may give, the first is its name.
+        holds: what must hold, in one sentence.
+        unit: what it counts, in the plural.
+        ask: the check itself.
+    """
+
+    ids: tuple[str, ...]
+    holds: str
+    unit: str
+    ask: Callable[[S], Answer]
+
+
+class Checks(Generic[S]):
+    """The checks of one command, in the order of their registration."""
+
+    def __init__(self) -> None:
+        self._checks: list[Check[S]] = []
+
+    def register(
+        self, *ids: str, holds: str, unit: str
+    ) -> Callable[[Callable[[S], Answer]], Callable[[S], Answer]]:
+        """Register a check, with every id that it may give."""
+
+        def keep(ask: Callable[[S], Answer]) -> Callable[[S], Answer]:
+            self._checks.append(Check(ids=ids, holds=holds, unit=unit, ask=ask))
+            return ask
+
+        return keep
+
+    def ids(self) -> frozenset[str]:
+        """Return every id that these checks may give."""
+        return frozenset(id_ for check in self._checks for id_ in check.ids)
+
+    def ask_all(self, subject: S) -> tuple[tuple[Finding, ...], tuple[CheckOutcome, ...]]:
+        """Ask every check.
+
+        Returns:
+            The findings, worst first, and what each check looked at.
+        """
+        findings: list[Finding] = []
+        outcomes = []
+        for check in self._checks:
+            answer = check.ask(subject)
+            assert {finding.id for finding in answer.findings} <= set(check.ids), check.ids
+            findings += answer.findings
+            outcomes.append(
+                CheckOutcome(
+                    name=check.ids[0],
+                    holds=check.holds,
+                    exercised=answer.exercised,
+                    unit=check.unit,
+                    failed=len(answer.findings) if answer.failed is None else answer.failed,
+                    skipped=answer.skipped,
+                    applies=answer.applies,
+                )
+            )
+        return tuple(worst_first(findings)), tuple(outcomes)
+
+
+def worst_first(findings: Iterable[Finding]) -> list[Finding]:
+    """Order findings by severity, then by how sure they are; else as they came."""
+    return sorted(findings, key=lambda finding: (list(Severity).index(finding.severity), -finding.confidence))
+
+
+def in_order(findings: Iterable[Finding]) -> list[Finding]:
+    """Order findings by severity, then by step: the cause before the effect; then by how sure they are."""
+    return sorted(
+        findings,
+        key=lambda finding: (
+            list(Severity).index(finding.severity),
+            finding.where.step if finding.where is not None else -2,
+            -finding.confidence,
+        ),
+    )
+
+
+__all__ = ["Answer", "Check", "Checks", "in_order", "worst_first"]

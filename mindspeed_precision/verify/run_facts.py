@@ -1,0 +1,79 @@
+"""One run as the checks of ``check`` see it: its records by what they are."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from mindspeed_precision.backends.base import HostTensor
+from mindspeed_precision.dump.reader import RankRecords, Run
+from mindspeed_precision.records import INIT_STEP, ParameterDeclaration, Phase, Role, TensorRecord
+
+Kind = tuple[Phase, Role]
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What checks ask of a run.
+
+    Attributes:
+        run: as read.
+    """
+
+    run: Run
+
+    @property
+    def ranks(self) -> Mapping[int, RankRecords]:
+        """The ranks, by number."""
+        return self.run.ranks
+
+    @cached_property
+    def steps(self) -> tuple[int, ...]:
+        """The whole steps that every rank has, ascending, without what was before the first."""
+        common = [set(records.steps) for records in self.ranks.values()]
+        return tuple(sorted(set.intersection(*common) - {INIT_STEP})) if common else ()
+
+    @cached_property
+    def _by_kind(self) -> Mapping[tuple[int, Phase, Role], list[TensorRecord]]:
+        found: dict[tuple[int, Phase, Role], list[TensorRecord]] = defaultdict(list)
+        for rank, records in self.ranks.items():
+            for record in records.records:
+                found[rank, record.key.phase, record.key.role].append(record)
+        return found
+
+    def of(
+        self, rank: int, phase: Phase, role: Role, *, step: int | None = None, slot: str | None = None
+    ) -> list[TensorRecord]:
+        """Return one rank's records of one kind, in execution order; of one step and slot where given."""
+        return [
+            record
+            for record in self._by_kind.get((rank, phase, role), ())
+            if (step is None or record.key.step == step) and (slot is None or record.key.slot == slot)
+        ]
+
+    def everywhere(self, phase: Phase, role: Role) -> Iterator[tuple[int, TensorRecord]]:
+        """Yield the records of one kind with their ranks."""
+        for rank in self.ranks:
+            for record in self._by_kind.get((rank, phase, role), ()):
+                yield rank, record
+
+    def parameters(self, rank: int) -> Mapping[str, ParameterDeclaration]:
+        """Return the parameters that a rank declared, by name."""
+        return {parameter.fqn: parameter for parameter in self.ranks[rank].parameters}
+
+    def payload(self, rank: int, record: TensorRecord) -> HostTensor | None:
+        """Return the elements of a record, or None where none were kept.
+
+        Raises:
+            DumpError: the file that should hold them does not.
+        """
+        return None if record.payload is None else self.ranks[rank].payload(record)
+
+    @property
+    def config(self) -> Mapping[str, Mapping[str, Any]]:
+        """The effective configuration, by kind (``megatron_args``, ``optimizer_config`` …)."""
+        found = self.run.manifest.get("config")
+        return found if isinstance(found, dict) else {}
