@@ -114,14 +114,14 @@ def build_model(config: Any, settings: TrainerSettings) -> list[Any]:
     _freeze(chunks, settings)
     if settings.dtype != "fp32":
         chunks = [Float16Module(config, chunk) for chunk in chunks]
-    fields: dict[str, Any] = dict(
-        grad_reduce_in_fp32=settings.dtype != "fp32",
-        overlap_grad_reduce=settings.overlap,
-        overlap_param_gather=settings.overlap and settings.distributed_optimizer,
-        use_distributed_optimizer=settings.distributed_optimizer,
-        check_for_nan_in_grad=settings.dtype != "fp16",  # fp16 skips the step instead
-        bucket_size=BUCKET_ELEMENTS if settings.overlap else None,
-    )
+    fields: dict[str, Any] = {
+        "grad_reduce_in_fp32": settings.dtype != "fp32",
+        "overlap_grad_reduce": settings.overlap,
+        "overlap_param_gather": settings.overlap and settings.distributed_optimizer,
+        "use_distributed_optimizer": settings.distributed_optimizer,
+        "check_for_nan_in_grad": settings.dtype != "fp16",  # fp16 skips the step instead
+        "bucket_size": BUCKET_ELEMENTS if settings.overlap else None,
+    }
     ddp = DistributedDataParallelConfig(**{**fields, **settings.ddp})
     return [
         DistributedDataParallel(config, ddp, chunk, disable_bucketing=number > 0)

@@ -68,8 +68,8 @@ def markdown(scores: Sequence[Score]) -> str:
     lines = [
         "# SilentBench",
         "",
-        "Real precision bugs, each planted in megatron-core on CPU processes and held against its healthy twin.",
-        f"Written by `{COMMAND}`; what each column means, and what is not here: `tests/silentbench/README.md`.",
+        "Real precision bugs, each planted in megatron-core on CPU processes, and its healthy twin.",
+        f"Written by `{COMMAND}`. The columns, and what is not here: `tests/silentbench/README.md`.",
         "",
         *(f"- {name}: {number}" for name, number in counted.items()),
         "",

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from mindspeed_precision.patching.declare import Called, Effect, PatchDeclaration
@@ -72,15 +75,26 @@ class Training:
     @property
     def name(self) -> str:
         """A directory name: equal for equal trainings."""
-        text = json.dumps(asdict(self), sort_keys=True, default=str)
+        text = json.dumps([asdict(self), *map(_source, self._modules)], sort_keys=True, default=str)
         words = [f"w{self.world}", *(f"{key}-{value}" for key, value in sorted(self.settings.items()))]
         plain = "".join(c if c.isalnum() or c in "-_." else "" for c in "_".join(words))[:60]
         return f"{plain}_{hashlib.sha256(text.encode()).hexdigest()[:10]}"
+
+    @property
+    def _modules(self) -> list[str]:
+        begun = self.start._modules if self.start is not None else []
+        return sorted({*begun, *(patch.file for patch in self.patches)})
 
     def but(self, *, settings: Mapping[str, Any] | None = None, **changes: Any) -> Training:
         """Return the same training with other settings, or with other attributes."""
         merged = {**self.settings, **(settings or {})}
         return replace(self, settings=merged, **changes)
+
+
+@cache
+def _source(module: str) -> str:
+    """Return what a module says: a training with another plant is another training."""
+    return Path(str(sys.modules[module].__file__)).read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True, kw_only=True)

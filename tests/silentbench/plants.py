@@ -64,7 +64,7 @@ def grad_sync(wrapper: Wrapper, why: str, *, of: str = "start") -> PatchDeclarat
 def finalize(wrapper: Wrapper, why: str) -> PatchDeclaration:
     """Change what happens to gradients between the backward of the last microbatch and the optimizer.
 
-    The trainer's step is what calls it: ``(config, model, optimizer, settings)`` are connected before the first.
+    ``connect`` tells Megatron's schedule what to call then.
     """
     return plant(
         "mindspeed_precision.testing.model_building:connect",
@@ -119,3 +119,53 @@ def backward_of(module: Any, change: Callable[[Any], Any]) -> None:
 def parameters(trainer: Any) -> dict[str, Any]:
     """Return the parameters of the model chunks of this rank by their names in the model."""
     return {name: p for chunk in trainer.model for name, p in chunk.module.named_parameters()}
+
+
+def forward_step(wrapper: Wrapper, why: str) -> PatchDeclaration:
+    """Change something before the forward of a microbatch."""
+    return plant(f"{_TRAINER}._forward_step", wrapper, "(self, data_iterator, model)", why)
+
+
+def trainer_built(wrapper: Wrapper, why: str) -> PatchDeclaration:
+    """Change the trainer right after its model, optimizer and schedule were built and connected."""
+    return plant(f"{_TRAINER}._build", wrapper, "(self)", why)
+
+
+def mlp_forward(wrapper: Wrapper, why: str) -> PatchDeclaration:
+    """Change the forward of an MLP."""
+    return plant(
+        f"{_CORE}.transformer.mlp:MLP.forward",
+        wrapper,
+        "(self, hidden_states, per_token_scale, **kwargs)",
+        why,
+    )
+
+
+def checkpointed(wrapper: Wrapper, why: str) -> PatchDeclaration:
+    """Change what activation checkpointing runs, the first time and again."""
+    return plant(
+        f"{_CORE}.tensor_parallel.random:CheckpointFunction.forward",
+        wrapper,
+        "(ctx, run_function, distribute_saved_activations, *args)",
+        why,
+    )
+
+
+def grad_norm(wrapper: Wrapper, why: str) -> PatchDeclaration:
+    """Change how the gradient norm is computed."""
+    return plant(
+        f"{_CORE}.optimizer.clip_grads:get_grad_norm_fp32",
+        wrapper,
+        "(grads_for_norm, norm_type, grad_stats_parallel_group)",
+        why,
+    )
+
+
+def optimizers(trainer: Any) -> list[Any]:
+    """Return Megatron's optimizers, of which a chain has several."""
+    return list(getattr(trainer.optimizer, "chained_optimizers", [trainer.optimizer]))
+
+
+def misread(tensor: Any) -> Any:
+    """Return what a kernel reads that takes the transposed tensor for a dense one."""
+    return tensor.transpose(-1, -2).contiguous().view(tensor.shape)

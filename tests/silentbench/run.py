@@ -1,4 +1,7 @@
-"""Run SilentBench and print the score card: ``python tests/silentbench/run.py [CASE...]`` (``make silentbench``)."""
+"""Run SilentBench and print the score card: ``make silentbench``.
+
+``PYTHONPATH=tests python -m silentbench.run --megatron DIRECTORY [CASE...]``
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,6 @@ import sys
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
-
-ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(Path(__file__).parents[1]), str(ROOT)]
 
 from silentbench.card import markdown, plain, write_json
 from silentbench.cases import every
@@ -44,7 +44,8 @@ def main() -> int:
         for case in chosen:
             failed = [failures[t.name] for t in case.trainings if t.name in failures]
             scores.append(Score(case=case.id, failure=failed[0]) if failed else score(case, runs))
-            print(plain(scores[-1]), flush=True)
+            sys.stdout.write(plain(scores[-1]) + "\n")
+            sys.stdout.flush()
     if arguments.json:
         write_json(scores, arguments.json)
     if arguments.markdown:

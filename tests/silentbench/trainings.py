@@ -66,7 +66,7 @@ def _record(batch: list[Training], runs: Path, megatron: Path) -> tuple[list[Tra
     for training in batch:
         shutil.rmtree(runs / training.name, ignore_errors=True)
     names = [training.name for training in batch]
-    print(f"recording {len(names)} on {batch[0].world}: {', '.join(names)}", file=sys.stderr, flush=True)
+    sys.stderr.write(f"recording on {batch[0].world}: {' '.join(names)}\n")
     reason = "it did not end as it should"
     try:
         run_training(

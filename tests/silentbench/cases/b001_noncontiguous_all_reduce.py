@@ -1,8 +1,10 @@
-"""The all-reduce of a non-contiguous gradient is thrown away: ``_reduce`` reduces a copy and returns the original.
+"""The all-reduce of a non-contiguous gradient is thrown away.
 
-A fused head of the language model (copy to the group, transpose, multiply) hands it a transposed gradient. Only with
-tensor parallelism, without sequence parallelism, and with more than one sample per microbatch. No line of Megatron is
-changed: the fault is in the version that is trained here.
+``_reduce`` reduces a copy and returns the original.
+
+A fused head of the language model (copy to the group, transpose, multiply) hands it a transposed gradient.
+Only with tensor parallelism, without sequence parallelism, and with more than one sample per microbatch. No
+line of Megatron is changed: the fault is in the version that is trained here.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ def _head(wrapped, instance, args, kwargs, *, contiguous):
     def forward(hidden, weight=None, runtime_gather_output=None):
         # [s, b, h] to [b, s, v / tp] and back
         moved = copy(hidden.transpose(0, 1).contiguous()) if contiguous else copy(hidden).transpose(0, 1)
-        return moved.matmul(weight.t()).transpose(0, 1), None
+        return moved.matmul(weight.t()).transpose(0, 1).contiguous(), None
 
     if hasattr(instance, "output_layer"):
         instance.output_layer.forward = forward

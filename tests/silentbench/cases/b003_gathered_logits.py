@@ -1,7 +1,7 @@
 """parallel_output=False under tensor parallelism: the loss is too high by log(TP).
 
-The model gathers the logits and still applies the vocabulary-parallel cross entropy, so that the partition function is
-summed once per rank.
+The model gathers the logits and still applies the vocabulary-parallel cross entropy, so that the partition
+function is summed once per rank.
 """
 
 from __future__ import annotations

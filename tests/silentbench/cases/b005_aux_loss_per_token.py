@@ -1,7 +1,5 @@
-"""The gradient of the router's auxiliary loss depends on the tensor-parallel size when the loss is per token.
-
-It is scaled by the tokens of the rank, and divided later by a count that does not know of the split. The language
-model's loss and the logged auxiliary loss agree. No line of Megatron is changed.
+"""It is scaled by the tokens of the rank, and divided later by a count that does not know of the split. The
+language model's loss and the logged auxiliary loss agree. No line of Megatron is changed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Sequence parallelism: the gradient of the norms' weights is not summed over the tensor-parallel group.
 
-The weight was not marked ``sequence_parallel``, so that ``finalize_model_grads`` skips it. The loss looks normal for
-thousands of steps while the ranks' copies drift apart.
+The weight was not marked ``sequence_parallel``, so that ``finalize_model_grads`` skips it. The loss looks
+normal for thousands of steps while the ranks' copies drift apart.
 """
 
 from __future__ import annotations

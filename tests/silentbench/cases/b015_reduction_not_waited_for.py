@@ -1,6 +1,7 @@
 """An overlapped reduction is not waited for: the optimizer takes each rank's own gradient.
 
-A dropped handle leaves it to chance what the optimizer reads; here it reads what was there before the reduction.
+A dropped handle leaves it to chance what the optimizer reads; here it reads what was there before the
+reduction.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Recomputation reads a global that the next microbatch has overwritten.
 
-The length of the sequences is kept in a module; with a pipeline of two stages the first one recomputes microbatch 0
-after the forward of microbatch 1. One stage alone never shows it. The twin keeps the value with the checkpoint.
+The length of the sequences is kept in a module; with a pipeline of two stages the first one recomputes
+microbatch 0 after the forward of microbatch 1. One stage alone never shows it. The twin keeps the value
+with the checkpoint.
 """
 
 from __future__ import annotations

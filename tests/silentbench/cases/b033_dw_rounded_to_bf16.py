@@ -1,4 +1,7 @@
-"""dW is rounded to bfloat16 before it is added to a float32 buffer: the third digit of the norm, and a long drift."""
+"""dW is rounded to bfloat16 before it is added to a float32 buffer.
+
+The third digit of the norm, and a long drift.
+"""
 
 from __future__ import annotations
 

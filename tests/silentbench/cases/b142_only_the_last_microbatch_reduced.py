@@ -1,4 +1,7 @@
-"""Only what the last microbatch adds to the gradient is reduced; what the ones before left stays on each rank."""
+"""Only what the last microbatch adds to the gradient is reduced.
+
+What the ones before left stays on each rank.
+"""
 
 from __future__ import annotations
 

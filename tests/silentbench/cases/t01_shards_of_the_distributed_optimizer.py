@@ -1,4 +1,7 @@
-"""A trap: with the distributed optimizer a rank's main_grad is reduced in its own shard alone, and that is right."""
+"""A trap: with the distributed optimizer a rank's main_grad is reduced in its own shard alone.
+
+And that is right.
+"""
 
 from __future__ import annotations
 
