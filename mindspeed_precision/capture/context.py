@@ -37,6 +37,8 @@ class CaptureContext:
         optimizer: the outermost optimizer that is observed, or None.
         reducing: gradients are being reduced; what runs meanwhile belongs to the reduction.
         gathering: parameters are being gathered; they are recorded as parameters.
+        gathers_late: after the optimizer's step a rank has its own range of a parameter alone: the gather of
+            the others runs beside the next forward.
         placements: by parameter, where this rank's tensor sits in the canonical one.
         placer: says the same of activations; None: nothing is placed.
     """
@@ -60,6 +62,7 @@ class CaptureContext:
         self.optimizer: Any = None
         self.reducing = False
         self.gathering = False
+        self.gathers_late = False
         self.placements = dict(placements or {})
         self.placer = placer
         self.parameter_names = {id(parameter): fqn for fqn, parameter in names.parameters}

@@ -12,7 +12,7 @@ from mindspeed_precision.errors import PrecisionError
 from mindspeed_precision.flow import compare_runs
 from mindspeed_precision.records import INIT_STEP, Diagnosis, Finding, RecordKey, Severity, Verdict
 from mindspeed_precision.verify.check import check_run
-from silentbench.case import Answer, Case
+from silentbench.case import Answer, Case, Training
 
 SAID = (Severity.ERROR, Severity.WARNING)
 """What counts as saying something: what is only for information is no alarm."""
@@ -167,6 +167,13 @@ def _mark(case: Case, command: str, runs: Path) -> Mark:
         said=said.error or _words(first, place),
         false_alarms=alarms,
     )
+
+
+def alarms_of(reference: Training, candidate: Training, runs: Path) -> tuple[str, ...]:
+    """Return what ``check`` and ``compare`` say of a healthy pair."""
+    one, two = runs / reference.name, runs / candidate.name
+    said = [(name, text) for name in ("check", "compare") for text in _alarms(name, ask(name, one, two))]
+    return tuple(f"{name}: {text}" for name, text in said)
 
 
 def _alarms(command: str, said: Said) -> tuple[str, ...]:

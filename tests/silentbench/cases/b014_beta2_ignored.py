@@ -53,5 +53,4 @@ CASE = case(
             says=("0.95", "0.999"),
         ),
     ),
-    quick=True,
 )
