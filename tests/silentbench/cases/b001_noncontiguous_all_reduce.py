@@ -9,7 +9,8 @@ line of Megatron is changed: the fault is in the version that is trained here.
 
 from __future__ import annotations
 
-from silentbench.case import Answer, case
+from silentbench.answers import by_check, by_compare
+from silentbench.case import case
 from silentbench.layouts import ONE, TP
 from silentbench.plants import model_built
 
@@ -47,19 +48,17 @@ CASE = case(
     faulty=TP.but(patches=(model_built(transposed_head, WHY),)),
     reference=ONE.but(patches=(model_built(contiguous_head, WHY),)),
     answers=(
-        Answer(
-            by=("compare",),
-            step=0,
-            phases=("dgrad",),
-            fqn=("output_layer", "decoder.final_layernorm"),
-            ids=("layout.*", "parallel.replicas_differ"),
+        by_compare(
+            0,
+            "dgrad",
+            "output_layer decoder.final_layernorm",
+            "layout.collective_operand reduce.result_discarded parallel.replicas_differ",
         ),
-        Answer(
-            by=("check",),
-            step=0,
-            phases=("dgrad",),
-            fqn=("output_layer", "decoder.final_layernorm", "*copy_to_tensor*"),
-            ids=("layout.*", "parallel.replicas_differ", "replicas.*"),
+        by_check(
+            0,
+            "dgrad",
+            "output_layer decoder.final_layernorm *copy_to_tensor*",
+            "layout.collective_operand reduce.result_discarded parallel.replicas_differ",
         ),
     ),
 )

@@ -6,7 +6,8 @@ function is summed once per rank.
 
 from __future__ import annotations
 
-from silentbench.case import Answer, case
+from silentbench.answers import by_check, by_compare
+from silentbench.case import case
 from silentbench.layouts import ONE, TP
 from silentbench.plants import model_built
 
@@ -22,19 +23,12 @@ CASE = case(
     reference=ONE,
     patches=(model_built(gathered, "the user asks for gathered logits; no line of Megatron is changed"),),
     answers=(
-        Answer(
-            by=("compare",),
-            step=0,
-            phases=("fprop", "loss"),
-            fqn=("output_layer", "", "loss*", "*cross_entropy*"),
-            ids=("fprop.loss", "layout.kind_differs", "loss.*"),
+        by_compare(
+            0,
+            "fprop loss",
+            "output_layer (model) loss* *cross_entropy*",
+            "fprop.loss layout.kind_differs loss.*",
         ),
-        Answer(
-            by=("check",),
-            step=0,
-            phases=("fprop", "loss"),
-            fqn=("output_layer", "", "loss*", "*cross_entropy*"),
-            ids=("loss.*",),
-        ),
+        by_check(0, "fprop loss", "output_layer (model) loss* *cross_entropy*", "loss.*"),
     ),
 )

@@ -4,7 +4,8 @@ language model's loss and the logged auxiliary loss agree. No line of Megatron i
 
 from __future__ import annotations
 
-from silentbench.case import Answer, case
+from silentbench.answers import by_compare
+from silentbench.case import case
 from silentbench.layouts import MIXTURE
 
 STRONG = MIXTURE.but(settings={"transformer": {"moe_aux_loss_coeff": 1.0}})
@@ -24,12 +25,11 @@ CASE = case(
     reference=PER_TOKEN,
     twin_reference=STRONG,
     answers=(
-        Answer(
-            by=("compare",),
-            step=0,
-            phases=("dgrad", "wgrad"),
-            fqn=("decoder.layers.1.mlp.router*",),
-            ids=("wgrad.scaled", "dgrad.*", "wgrad.after_gemm", "wgrad.own_fault"),
+        by_compare(
+            0,
+            "dgrad wgrad",
+            "decoder.layers.1.mlp.router*",
+            "wgrad.scaled dgrad.* wgrad.after_gemm wgrad.own_fault",
         ),
     ),
 )

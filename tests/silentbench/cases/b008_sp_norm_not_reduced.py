@@ -6,11 +6,10 @@ normal for thousands of steps while the ranks' copies drift apart.
 
 from __future__ import annotations
 
-from silentbench.case import Answer, case
+from silentbench.answers import by_check, by_compare
+from silentbench.case import case
 from silentbench.layouts import ONE, SP
 from silentbench.plants import layer_built
-
-NORMS = ("decoder.layers.*layernorm.*",)
 
 
 def unmarked(wrapped, instance, args, kwargs):
@@ -30,21 +29,14 @@ CASE = case(
     reference=ONE,
     patches=(layer_built(unmarked, "the norm's weight was not marked sequence_parallel"),),
     answers=(
-        Answer(
-            by=("compare",),
-            step=0,
-            phases=("reduce",),
-            fqn=NORMS,
-            roles=("reduced_grad",),
-            ids=("parallel.replicas_differ", "reduce.not_reduced*"),
+        by_compare(
+            0,
+            "reduce",
+            "decoder.layers.*layernorm.*",
+            "parallel.replicas_differ reduce.not_reduced*",
+            roles="reduced_grad",
         ),
-        Answer(
-            by=("check",),
-            step=0,
-            phases=("reduce",),
-            fqn=NORMS,
-            ids=("parallel.replicas_differ", "replicas.*"),
-        ),
+        by_check(0, "reduce", "decoder.layers.*layernorm.*", "parallel.replicas_differ"),
     ),
     quick=True,
 )

@@ -5,7 +5,8 @@ dX and every other dW are right; the loss hardly moves, since Adam and clipping 
 
 from __future__ import annotations
 
-from silentbench.case import Answer, case
+from silentbench.answers import by_check, by_compare
+from silentbench.case import case
 from silentbench.layouts import ONE
 from silentbench.plants import linear_backward
 
@@ -23,21 +24,12 @@ CASE = case(
     healthy=ONE,
     patches=(linear_backward(twice, "npu_groupmatmul_add ran twice for the first linear"),),
     answers=(
-        Answer(
-            by=("compare",),
-            step=0,
-            phases=("wgrad",),
-            fqn=("decoder.layers.1.mlp.linear_fc1*",),
-            roles=("wgrad",),
-            ids=("wgrad.scaled",),
-            says=("2",),
-        ),
-        Answer(
-            by=("check",),
-            step=0,
-            phases=("wgrad",),
-            fqn=("decoder.layers.*.mlp.linear_fc1*",),
-            ids=("wgrad.*product*", "wgrad.freivalds"),
+        by_compare(0, "wgrad", "decoder.layers.1.mlp.linear_fc1*", "wgrad.scaled", roles="wgrad", says="2"),
+        by_check(
+            0,
+            "wgrad",
+            "decoder.layers.*.mlp.linear_fc1*",
+            "wgrad.not_the_product wgrad.changed_on_the_way wgrad.added_twice",
         ),
     ),
     quick=True,

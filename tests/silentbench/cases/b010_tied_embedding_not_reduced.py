@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from silentbench.case import Answer, case, plant
+from silentbench.answers import by_check, by_compare
+from silentbench.case import case, plant
 from silentbench.layouts import ONE, PP
-
-TIED = ("embedding.word_embeddings.weight", "output_layer.weight")
 
 
 def nothing(wrapped, instance, args, kwargs):
@@ -27,16 +26,18 @@ CASE = case(
         ),
     ),
     answers=(
-        Answer(
-            by=("compare",),
-            step=0,
-            phases=("reduce",),
-            fqn=TIED,
-            roles=("reduced_grad",),
-            ids=("reduce.value", "parallel.replicas_differ", "reduce.*tied*"),
+        by_compare(
+            0,
+            "reduce",
+            "embedding.word_embeddings.weight output_layer.weight",
+            "reduce.value parallel.replicas_differ reduce.*tied*",
+            roles="reduced_grad",
         ),
-        Answer(
-            by=("check",), step=0, phases=("reduce",), fqn=TIED, ids=("parallel.*", "replicas.*", "*tied*")
+        by_check(
+            0,
+            "reduce",
+            "embedding.word_embeddings.weight output_layer.weight",
+            "parallel.replicas_differ reduce.not_the_sum",
         ),
     ),
 )

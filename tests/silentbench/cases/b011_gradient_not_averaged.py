@@ -5,7 +5,8 @@ Every gradient is twice what it should be; clipping and Adam hide it from the lo
 
 from __future__ import annotations
 
-from silentbench.case import Answer, case
+from silentbench.answers import by_check, by_compare
+from silentbench.case import case
 from silentbench.layouts import DP, FOUR
 from silentbench.plants import grad_sync
 
@@ -27,22 +28,8 @@ CASE = case(
     reference=FOUR,
     patches=(grad_sync(unscaled, "gradient_scaling_factor without the data-parallel size"),),
     answers=(
-        Answer(
-            by=("compare",),
-            step=0,
-            phases=("reduce",),
-            fqn=("*",),
-            roles=("reduced_grad",),
-            ids=("reduce.scaled",),
-            says=("2",),
-        ),
-        Answer(
-            by=("check",),
-            step=0,
-            phases=("reduce",),
-            fqn=("*",),
-            ids=("reduce.*sum*", "reduce.*mean*", "reduce.scaled"),
-        ),
+        by_compare(0, "reduce", "*", "reduce.scaled", roles="reduced_grad", says="2"),
+        by_check(0, "reduce", "*", "reduce.not_the_sum"),
     ),
     quick=True,
 )

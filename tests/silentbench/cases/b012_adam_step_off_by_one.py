@@ -5,7 +5,8 @@ All of the forward and backward of the first step agree.
 
 from __future__ import annotations
 
-from silentbench.case import Answer, case
+from silentbench.answers import by_check, by_compare
+from silentbench.case import case
 from silentbench.layouts import ONE
 from silentbench.plants import adam_state
 
@@ -25,21 +26,8 @@ CASE = case(
     healthy=ONE,
     patches=(adam_state(one_too_high, "npu_apply_fused_adamw_v2 got state_step instead of state_step - 1"),),
     answers=(
-        Answer(
-            by=("compare",),
-            step=0,
-            phases=("optimizer",),
-            fqn=("*",),
-            ids=("optimizer.hyperparameter", "optimizer.update"),
-            says=("step",),
-        ),
-        Answer(
-            by=("check",),
-            step=0,
-            phases=("optimizer",),
-            fqn=("*",),
-            ids=("optimizer.step*",),
-        ),
+        by_compare(0, "optimizer", "*", "optimizer.hyperparameter optimizer.update", says="step"),
+        by_check(0, "optimizer", "*", "optimizer.step_counter"),
     ),
     quick=True,
 )

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from silentbench.case import Answer, case, plant
+from silentbench.answers import by_check, by_compare, by_verify
+from silentbench.case import case, plant
 from silentbench.layouts import ONE
-
-PLAIN = ("*.bias", "*layernorm.weight")
 
 
 def none(wrapped, instance, args, kwargs):
@@ -27,29 +26,11 @@ CASE = case(
         ),
     ),
     answers=(
-        Answer(
-            by=("compare",),
-            step=0,
-            phases=("optimizer",),
-            fqn=PLAIN,
-            roles=("hyperparameter",),
-            ids=("optimizer.weight_decay",),
+        by_compare(
+            0, "optimizer", "*.bias *layernorm.weight", "optimizer.weight_decay", roles="hyperparameter"
         ),
-        Answer(
-            by=("verify",),
-            step=-1,
-            phases=("init", "optimizer"),
-            fqn=PLAIN,
-            ids=("groups.*",),
-            says=("wd_mult",),
-        ),
-        Answer(
-            by=("verify",),
-            step=0,
-            phases=("init", "optimizer"),
-            fqn=PLAIN,
-            ids=("groups.*",),
-            says=("wd_mult",),
-        ),
+        by_verify("groups.*", "*.bias *layernorm.weight", says="wd_mult"),
+        by_verify("groups.*", "*.bias *layernorm.weight", step=0, says="wd_mult"),
+        by_check(0, "optimizer", "*.bias *layernorm.weight", "optimizer.decay_of_norm_or_bias"),
     ),
 )

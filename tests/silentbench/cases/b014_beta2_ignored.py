@@ -5,7 +5,8 @@ The first two steps have the same loss and norm; the configuration of both runs 
 
 from __future__ import annotations
 
-from silentbench.case import Answer, case, plant
+from silentbench.answers import by_check, by_compare, by_verify
+from silentbench.case import case, plant
 from silentbench.layouts import ONE
 
 
@@ -27,30 +28,16 @@ CASE = case(
         ),
     ),
     answers=(
-        Answer(
-            by=("compare",),
-            step=0,
-            phases=("optimizer",),
-            fqn=("*",),
-            roles=("hyperparameter",),
-            ids=("optimizer.beta",),
-            says=("0.95", "0.999"),
+        by_compare(0, "optimizer", "*", "optimizer.beta", roles="hyperparameter", says="0.95 0.999"),
+        by_verify("*beta* config.requested* *not_effective* *requested*", "*", says="0.95 0.999"),
+        by_check(
+            -1,
+            "init optimizer",
+            "*",
+            "*beta* config.requested* *not_effective* *requested*",
+            says="0.95 0.999",
         ),
-        Answer(
-            by=("verify", "check"),
-            step=-1,
-            phases=("init", "optimizer"),
-            fqn=("*",),
-            ids=("*beta*", "config.requested*", "*not_effective*", "*requested*"),
-            says=("0.95", "0.999"),
-        ),
-        Answer(
-            by=("verify", "check"),
-            step=0,
-            phases=("init", "optimizer"),
-            fqn=("*",),
-            ids=("*beta*", "*requested*", "*not_effective*"),
-            says=("0.95", "0.999"),
-        ),
+        by_verify("*beta* *requested* *not_effective*", "*", step=0, says="0.95 0.999"),
+        by_check(0, "init optimizer", "*", "*beta* *requested* *not_effective*", says="0.95 0.999"),
     ),
 )

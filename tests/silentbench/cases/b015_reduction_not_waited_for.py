@@ -6,7 +6,8 @@ reduction.
 
 from __future__ import annotations
 
-from silentbench.case import Answer, case
+from silentbench.answers import by_check, by_compare
+from silentbench.case import case
 from silentbench.layouts import DP, FOUR
 from silentbench.plants import grad_sync
 
@@ -30,20 +31,7 @@ CASE = case(
     reference=FOUR,
     patches=(grad_sync(into_a_copy, "the handle of the asynchronous reduction was dropped"),),
     answers=(
-        Answer(
-            by=("compare",),
-            step=0,
-            phases=("reduce",),
-            fqn=("*",),
-            roles=("reduced_grad",),
-            ids=("parallel.replicas_differ", "reduce.*"),
-        ),
-        Answer(
-            by=("check",),
-            step=0,
-            phases=("reduce",),
-            fqn=("*",),
-            ids=("parallel.replicas_differ", "replicas.*", "reduce.*"),
-        ),
+        by_compare(0, "reduce", "*", "parallel.replicas_differ reduce.*", roles="reduced_grad"),
+        by_check(0, "reduce", "*", "parallel.replicas_differ reduce.not_the_sum"),
     ),
 )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from silentbench.case import Answer, case, plant
+from silentbench.answers import by_check, by_compare
+from silentbench.case import case, plant
 from silentbench.layouts import ONE
 
 
@@ -26,21 +27,8 @@ CASE = case(
         ),
     ),
     answers=(
-        Answer(
-            by=("compare",),
-            step=1,
-            phases=("accumulate",),
-            fqn=("*",),
-            roles=("main_grad",),
-            ids=("wgrad.stale_main_grad",),
-        ),
-        Answer(
-            by=("check",),
-            step=1,
-            phases=("accumulate",),
-            fqn=("*",),
-            ids=("*stale*", "*not_zero*", "*accumulat*"),
-        ),
+        by_compare(1, "accumulate", "*", "wgrad.stale_main_grad", roles="main_grad"),
+        by_check(1, "accumulate", "*", "accumulate.not_zero_at_start"),
     ),
     quick=True,
 )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from silentbench.case import Answer, case, plant
+from silentbench.answers import by_check, by_compare
+from silentbench.case import case, plant
 from silentbench.layouts import ONE, TP
 
 FROZEN = {"frozen": ("decoder.layers.1.mlp.linear_fc1.weight",)}
-AROUND = ("decoder.layers.1.mlp", "decoder.layers.1.mlp.linear_fc1", "decoder.layers.1.pre_mlp_layernorm")
 
 
 def not_reduced(wrapped, instance, args, kwargs):
@@ -28,13 +28,17 @@ CASE = case(
         ),
     ),
     answers=(
-        Answer(
-            by=("compare",),
-            step=0,
-            phases=("dgrad",),
-            fqn=AROUND,
-            ids=("parallel.replicas_differ", "dgrad.value"),
+        by_compare(
+            0,
+            "dgrad",
+            "decoder.layers.1.mlp decoder.layers.1.mlp.linear_fc1 decoder.layers.1.pre_mlp_layernorm",
+            "parallel.replicas_differ dgrad.value",
         ),
-        Answer(by=("check",), step=0, phases=("dgrad",), fqn=AROUND, ids=("parallel.*", "replicas.*")),
+        by_check(
+            0,
+            "dgrad",
+            "decoder.layers.1.mlp decoder.layers.1.mlp.linear_fc1 decoder.layers.1.pre_mlp_layernorm",
+            "parallel.replicas_differ",
+        ),
     ),
 )

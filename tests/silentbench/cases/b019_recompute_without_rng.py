@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from silentbench.case import Answer, case, plant
+from silentbench.answers import by_check, by_compare
+from silentbench.case import case, plant
 from silentbench.layouts import ONE
 
 
@@ -24,12 +25,7 @@ CASE = case(
         ),
     ),
     answers=(
-        Answer(
-            by=("compare", "check"),
-            step=0,
-            phases=("fprop",),
-            fqn=("decoder.layers.1*",),
-            ids=("recompute.*", "rng.*"),
-        ),
+        by_compare(0, "fprop", "decoder.layers.1*", "fprop.recomputed_differs"),
+        by_check(0, "fprop", "decoder.layers.1*", "fprop.recomputed_differs"),
     ),
 )

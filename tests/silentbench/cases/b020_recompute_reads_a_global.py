@@ -7,7 +7,8 @@ with the checkpoint.
 
 from __future__ import annotations
 
-from silentbench.case import Answer, case, plant
+from silentbench.answers import by_check, by_compare
+from silentbench.case import case, plant
 from silentbench.layouts import PP
 from silentbench.plants import attention
 
@@ -67,13 +68,7 @@ CASE = case(
     healthy=GLOBAL.but(patches=(*GLOBAL.patches, KEPT)),
     faulty=GLOBAL,
     answers=(
-        Answer(
-            by=("compare", "check"),
-            step=0,
-            phases=("fprop",),
-            fqn=("decoder.layers.0.self_attention*",),
-            ranks=(0,),
-            ids=("recompute.*", "fprop.*recompute*"),
-        ),
+        by_compare(0, "fprop", "decoder.layers.0.self_attention*", "fprop.recomputed_differs", ranks=(0,)),
+        by_check(0, "fprop", "decoder.layers.0.self_attention*", "fprop.recomputed_differs", ranks=(0,)),
     ),
 )

@@ -5,7 +5,8 @@ The logged loss is the same.
 
 from __future__ import annotations
 
-from silentbench.case import Answer, case
+from silentbench.answers import by_check, by_compare, by_verify
+from silentbench.case import case
 from silentbench.layouts import ONE
 from silentbench.plants import batches
 
@@ -29,20 +30,8 @@ CASE = case(
     healthy=UNEVEN.but(settings={"transformer": {"calculate_per_token_loss": True}}),
     faulty=UNEVEN,
     answers=(
-        Answer(
-            by=("compare",),
-            step=0,
-            phases=("dgrad", "loss"),
-            fqn=("", "output_layer", "loss*"),
-            ids=("loss.*", "dgrad.scaled", "fprop.loss"),
-        ),
-        Answer(
-            by=("verify",),
-            step=-1,
-            phases=("init",),
-            fqn=("*",),
-            ids=("config.*",),
-            says=("calculate_per_token_loss",),
-        ),
+        by_compare(0, "dgrad loss", "(model) output_layer loss*", "loss.gradient_scaled"),
+        by_verify("config.*", "*", says="calculate_per_token_loss"),
+        by_check(0, "dgrad loss", "(model) output_layer loss*", "loss.microbatches_weighted_unequally"),
     ),
 )

@@ -5,7 +5,8 @@ Nothing is seen until that token occurs: here in the second step.
 
 from __future__ import annotations
 
-from silentbench.case import Answer, case, plant
+from silentbench.answers import by_compare
+from silentbench.case import case, plant
 from silentbench.layouts import ONE, TP
 from silentbench.plants import batches
 
@@ -42,13 +43,8 @@ CASE = case(
         ),
     ),
     answers=(
-        Answer(
-            by=("compare",),
-            step=1,
-            phases=("fprop",),
-            fqn=("embedding.word_embeddings", "embedding"),
-            roles=("output",),
-            ids=("fprop.value", "fprop.rows*"),
+        by_compare(
+            1, "fprop", "embedding.word_embeddings embedding", "fprop.value fprop.rows*", roles="output"
         ),
     ),
 )

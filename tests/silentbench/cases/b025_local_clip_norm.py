@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from silentbench.case import Answer, case, plant
+from silentbench.answers import by_check, by_compare
+from silentbench.case import case, plant
 from silentbench.layouts import ONE, TP
 
 
@@ -26,16 +27,7 @@ CASE = case(
         ),
     ),
     answers=(
-        Answer(
-            by=("compare",),
-            step=0,
-            phases=("clip",),
-            fqn=("*",),
-            roles=("grad_norm",),
-            ids=("optimizer.grad_norm",),
-        ),
-        Answer(
-            by=("check",), step=0, phases=("clip",), fqn=("*",), ids=("*norm*", "parallel.*", "replicas.*")
-        ),
+        by_compare(0, "clip", "*", "optimizer.grad_norm parallel.replicas_differ", roles="grad_norm"),
+        by_check(0, "clip", "*", "clip.norm_not_of_gradients parallel.replicas_differ"),
     ),
 )

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from silentbench.case import Answer, case
+from silentbench.answers import by_compare, by_verify
+from silentbench.case import case
 from silentbench.layouts import ONE
 from silentbench.plants import layer_built
-
-QKV = ("decoder.layers.*.self_attention.linear_qkv.weight",)
 
 
 def blocked(wrapped, instance, args, kwargs):
@@ -25,9 +24,7 @@ CASE = case(
     healthy=ONE,
     patches=(layer_built(blocked, "the converter put all queries first, then all keys, then all values"),),
     answers=(
-        Answer(by=("compare",), step=-1, phases=("init",), fqn=QKV, ids=("weights.*",)),
-        Answer(
-            by=("verify",), step=-1, phases=("init",), fqn=QKV, ids=("weights.*permut*", "weights.*order*")
-        ),
+        by_compare(-1, "init", "decoder.layers.*.self_attention.linear_qkv.weight", "weights.*"),
+        by_verify("weights.*permut* weights.*order*", "decoder.layers.*.self_attention.linear_qkv.weight"),
     ),
 )

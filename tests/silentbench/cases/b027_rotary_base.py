@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from silentbench.case import Answer, case
+from silentbench.answers import by_compare
+from silentbench.case import case
 from silentbench.layouts import ONE
 from silentbench.plants import model_built
 
@@ -17,14 +18,5 @@ CASE = case(
     "https://gitcode.com/Ascend/MindSpeed commit bd6a4822",
     healthy=ONE,
     patches=(model_built(other_base, "rotary_base of another model"),),
-    answers=(
-        Answer(
-            by=("compare",),
-            step=0,
-            phases=("fprop",),
-            fqn=("rotary_pos_emb",),
-            roles=("output",),
-            ids=("fprop.value", "config.*"),
-        ),
-    ),
+    answers=(by_compare(0, "fprop", "rotary_pos_emb", "fprop.value config.*", roles="output"),),
 )

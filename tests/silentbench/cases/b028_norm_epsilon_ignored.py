@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from silentbench.case import Answer, case, plant
+from silentbench.answers import by_compare
+from silentbench.case import case, plant
 from silentbench.layouts import ONE
 
 
@@ -24,13 +25,8 @@ CASE = case(
         ),
     ),
     answers=(
-        Answer(
-            by=("compare",),
-            step=0,
-            phases=("fprop",),
-            fqn=("decoder.layers.0.input_layernorm",),
-            roles=("output",),
-            ids=("fprop.value", "config.*", "model.*"),
+        by_compare(
+            0, "fprop", "decoder.layers.0.input_layernorm", "fprop.value config.* model.*", roles="output"
         ),
     ),
 )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from silentbench.case import Answer, case
+from silentbench.answers import by_compare, by_verify
+from silentbench.case import case
 from silentbench.layouts import ONE
 
 CASE = case(
@@ -12,21 +13,7 @@ CASE = case(
     healthy=ONE,
     faulty=ONE.but(settings={"adam_eps": 1e-5}),
     answers=(
-        Answer(
-            by=("compare",),
-            step=0,
-            phases=("optimizer",),
-            fqn=("*",),
-            roles=("hyperparameter",),
-            ids=("optimizer.eps",),
-        ),
-        Answer(
-            by=("verify",),
-            step=-1,
-            phases=("init",),
-            fqn=("*",),
-            ids=("config.*", "groups.*"),
-            says=("adam_eps",),
-        ),
+        by_compare(0, "optimizer", "*", "optimizer.eps", roles="hyperparameter"),
+        by_verify("config.* groups.*", "*", says="adam_eps"),
     ),
 )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from silentbench.case import Answer, case
+from silentbench.answers import by_compare
+from silentbench.case import case
 from silentbench.layouts import ONE
 from silentbench.plants import layer_built
 
@@ -21,13 +22,5 @@ CASE = case(
     'Ascend msprobe train_debug_guide case "GELU operator"',
     healthy=ONE,
     patches=(layer_built(approximate, "another approximation of GELU"),),
-    answers=(
-        Answer(
-            by=("compare",),
-            step=0,
-            phases=("fprop",),
-            fqn=("decoder.layers.0.mlp", "decoder.layers.0.mlp.linear_fc2"),
-            ids=("fprop.value",),
-        ),
-    ),
+    answers=(by_compare(0, "fprop", "decoder.layers.0.mlp decoder.layers.0.mlp.linear_fc2", "fprop.value"),),
 )

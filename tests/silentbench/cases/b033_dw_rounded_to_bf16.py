@@ -5,7 +5,8 @@ The third digit of the norm, and a long drift.
 
 from __future__ import annotations
 
-from silentbench.case import Answer, case
+from silentbench.answers import by_check, by_compare
+from silentbench.case import case
 from silentbench.layouts import ONE
 from silentbench.plants import linear_backward
 
@@ -15,7 +16,6 @@ def rounded(wrapped, instance, args, kwargs):
     return (grads[0], grads[1].bfloat16().float(), *grads[2:])
 
 
-LAST = ("output_layer*", "embedding.word_embeddings.weight")
 CASE = case(
     "B033",
     "https://github.com/NVIDIA/Megatron-LM/commit/e5542e85f2",
@@ -25,14 +25,13 @@ CASE = case(
     healthy=ONE,
     patches=(linear_backward(rounded, "the weight was saved without main_grad: dW came in bfloat16"),),
     answers=(
-        Answer(
-            by=("compare",),
-            step=0,
-            phases=("wgrad",),
-            fqn=LAST,
-            roles=("wgrad",),
-            ids=("wgrad.value", "wgrad.rounded*", "wgrad.precision*"),
+        by_compare(
+            0,
+            "wgrad",
+            "output_layer* embedding.word_embeddings.weight",
+            "wgrad.value wgrad.rounded* wgrad.precision*",
+            roles="wgrad",
         ),
-        Answer(by=("check",), step=0, phases=("wgrad",), fqn=LAST, ids=("wgrad.*",)),
+        by_check(0, "wgrad", "output_layer* embedding.word_embeddings.weight", "wgrad.*"),
     ),
 )

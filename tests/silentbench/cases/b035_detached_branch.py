@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from silentbench.case import Answer, case
+from silentbench.answers import by_check, by_compare
+from silentbench.case import case
 from silentbench.layouts import ONE
 from silentbench.plants import layer_built
 
@@ -24,19 +25,17 @@ CASE = case(
     healthy=ONE,
     patches=(layer_built(detached, "a branch was cut off the graph"),),
     answers=(
-        Answer(
-            by=("compare",),
-            step=0,
-            phases=("dgrad", "wgrad", "accumulate", "reduce"),
-            fqn=MLP,
-            ids=("wgrad.*", "dgrad.*", "*no_gradient*", "*zero_grad*", "*missing*"),
+        by_compare(
+            0,
+            "dgrad wgrad accumulate reduce",
+            "decoder.layers.1.mlp*",
+            "wgrad.missing dgrad.missing model.frozen_parameter",
         ),
-        Answer(
-            by=("check",),
-            step=0,
-            phases=("dgrad", "wgrad", "accumulate", "reduce", "optimizer"),
-            fqn=MLP,
-            ids=("*no_gradient*", "*zero_grad*", "*zero*"),
+        by_check(
+            0,
+            "dgrad wgrad accumulate reduce optimizer",
+            "decoder.layers.1.mlp*",
+            "wgrad.missing symptom.zero_gradient",
         ),
     ),
     quick=True,

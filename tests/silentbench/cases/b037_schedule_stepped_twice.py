@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from silentbench.case import Answer, case, plant
+from silentbench.answers import by_check, by_compare, by_verify
+from silentbench.case import case, plant
 from silentbench.layouts import ONE
 from silentbench.plants import training_step
 
@@ -37,14 +38,8 @@ CASE = case(
     healthy=ONE.but(steps=3, patches=(DECAY,)),
     patches=(training_step(once_more, "scheduler.step ran while loading and while training"),),
     answers=(
-        Answer(
-            by=("compare",),
-            step=1,
-            phases=("optimizer",),
-            fqn=("*",),
-            roles=("hyperparameter",),
-            ids=("optimizer.lr",),
-        ),
-        Answer(by=("verify",), step=1, phases=("optimizer",), fqn=("*",), ids=("*lr*", "schedule.*")),
+        by_compare(1, "optimizer", "*", "optimizer.lr", roles="hyperparameter"),
+        by_verify("*lr* schedule.*", "*", step=1),
+        by_check(1, "optimizer", "*", "schedule.stepped_wrongly schedule.lr"),
     ),
 )

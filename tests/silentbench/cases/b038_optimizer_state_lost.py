@@ -5,7 +5,8 @@ Loss and norm of the first step after it are the same.
 
 from __future__ import annotations
 
-from silentbench.case import Answer, case
+from silentbench.answers import by_check, by_compare
+from silentbench.case import case
 from silentbench.layouts import ONE
 from silentbench.plants import training_step
 
@@ -26,13 +27,7 @@ CASE = case(
     healthy=ONE.but(steps=3),
     patches=(training_step(forget, "the optimizer's state was not restored"),),
     answers=(
-        Answer(
-            by=("compare",),
-            step=2,
-            phases=("optimizer",),
-            fqn=("*",),
-            ids=("optimizer.state", "optimizer.hyperparameter"),
-        ),
-        Answer(by=("check",), step=2, phases=("optimizer",), fqn=("*",), ids=("optimizer.*",)),
+        by_compare(2, "optimizer", "*", "optimizer.state optimizer.hyperparameter"),
+        by_check(2, "optimizer", "*", "optimizer.state_reset optimizer.step_counter"),
     ),
 )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from silentbench.case import Answer, case, plant
+from silentbench.answers import by_check, by_compare
+from silentbench.case import case, plant
 from silentbench.layouts import ONE, PP
 
 
@@ -14,7 +15,6 @@ def with_holes(wrapped, instance, args, kwargs):
     return received
 
 
-ENTRY = ("decoder", "decoder.layers.1", "decoder.layers.1.input_layernorm")
 CASE = case(
     "B039",
     "https://github.com/pytorch/pytorch/issues/84803",
@@ -30,7 +30,12 @@ CASE = case(
         ),
     ),
     answers=(
-        Answer(by=("compare",), step=0, phases=("fprop",), fqn=ENTRY, ids=("fprop.*", "pipeline.*", "p2p.*")),
-        Answer(by=("check",), step=0, phases=("fprop",), fqn=ENTRY, ids=("pipeline.*", "p2p.*")),
+        by_compare(
+            0,
+            "fprop",
+            "decoder decoder.layers.1 decoder.layers.1.input_layernorm",
+            "fprop.* pipeline.* p2p.*",
+        ),
+        by_check(0, "fprop", "decoder decoder.layers.1 decoder.layers.1.input_layernorm", "pipeline.* p2p.*"),
     ),
 )

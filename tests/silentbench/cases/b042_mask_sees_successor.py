@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from silentbench.case import Answer, case
+from silentbench.answers import by_compare
+from silentbench.case import case
 from silentbench.layouts import ONE
 from silentbench.plants import attention
 
@@ -23,12 +24,6 @@ CASE = case(
     healthy=ONE,
     patches=(attention(shifted, "the mask was made for another length"),),
     answers=(
-        Answer(
-            by=("compare",),
-            step=0,
-            phases=("fprop",),
-            fqn=("decoder.layers.0.self_attention.core_attention*",),
-            ids=("fprop.value", "attention.*"),
-        ),
+        by_compare(0, "fprop", "decoder.layers.0.self_attention.core_attention*", "fprop.value attention.*"),
     ),
 )

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from itertools import islice
 
-from silentbench.case import Answer, case
+from silentbench.answers import by_compare, by_verify
+from silentbench.case import case
 from silentbench.layouts import ONE
 from silentbench.plants import batches
 
@@ -28,8 +29,7 @@ CASE = case(
     healthy=ONE,
     patches=(batches(across_steps, "the index was shuffled with another seed"),),
     answers=(
-        Answer(
-            by=("compare", "verify"), step=0, phases=("batch",), fqn=("*",), ids=("data.*order*", "data.*")
-        ),
+        by_compare(0, "batch", "*", "data.*order* data.*"),
+        by_verify("data.*order* data.*", "*", step=0),
     ),
 )

@@ -31,6 +31,6 @@ CASE = case(
     ),
     answers=(
         by_compare(0, "clip", "*", "optimizer.grad_norm", roles="grad_norm"),
-        by_check(0, "clip", "*", "*norm*"),
+        by_check(0, "clip", "*", "clip.norm_not_of_gradients"),
     ),
 )

@@ -22,7 +22,7 @@ CASE = case(
     patches=(batches(too_often, "the weights of the blend were normalised again"),),
     answers=(
         by_compare(1, "batch", "*", "data.batch_differs data.*"),
-        by_check(1, "batch", "*", "data.*repeat* data.*"),
+        by_check(1, "batch", "*", "data.repeated data.repeated_in_step"),
         by_verify("data.*", step=1),
     ),
 )

@@ -22,7 +22,7 @@ CASE = case(
     patches=(batches(again, "consumed samples came from the arguments instead of the checkpoint"),),
     answers=(
         by_compare(1, "batch", "*", "data.*"),
-        by_check(1, "batch", "*", "data.*repeat* data.*"),
+        by_check(1, "batch", "*", "data.repeated data.repeated_in_step"),
         by_verify("data.*", step=1),
     ),
 )

@@ -27,6 +27,11 @@ CASE = case(
     patches=(linear_backward(careless, "grad_output was not made contiguous"),),
     answers=(
         by_compare(0, "wgrad", "decoder.layers.1.self_attention.linear_proj*", "wgrad.* layout.*"),
-        by_check(0, "wgrad", "decoder.layers.*.self_attention.linear_proj*", "wgrad.* layout.*"),
+        by_check(
+            0,
+            "wgrad",
+            "decoder.layers.*.self_attention.linear_proj*",
+            "wgrad.not_the_product wgrad.changed_on_the_way",
+        ),
     ),
 )

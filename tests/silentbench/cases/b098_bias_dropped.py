@@ -27,13 +27,13 @@ CASE = case(
             0,
             "wgrad accumulate reduce dgrad",
             "decoder.layers.1.self_attention.linear_qkv*",
-            "wgrad.* *no_gradient* *zero*",
+            "wgrad.* wgrad.missing symptom.zero_gradient",
         ),
         by_check(
             0,
             "wgrad accumulate reduce optimizer",
             "decoder.layers.*.self_attention.linear_qkv*",
-            "*no_gradient* *zero*",
+            "wgrad.missing symptom.zero_gradient",
         ),
     ),
 )

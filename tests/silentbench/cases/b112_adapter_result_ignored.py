@@ -45,6 +45,6 @@ CASE = case(
     faulty=ONE.but(patches=(layer_built(ignored, WHY),)),
     answers=(
         by_compare(0, "fprop", "decoder.layers.0.self_attention.linear_qkv", "fprop.value", roles="output"),
-        by_check(0, "wgrad accumulate reduce optimizer", PLACE, "*no_gradient* *zero*"),
+        by_check(0, "wgrad accumulate reduce optimizer", PLACE, "wgrad.missing symptom.zero_gradient"),
     ),
 )

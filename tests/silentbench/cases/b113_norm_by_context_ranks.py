@@ -24,7 +24,7 @@ CASE = case(
     reference=FOUR,
     patches=(trainer_built(scaled, "a sum without the mean"),),
     answers=(
-        by_compare(0, "dgrad", "(model) output_layer", "dgrad.scaled loss.*", says="2"),
-        by_check(0, "dgrad", "(model) output_layer", "loss.* dgrad.*"),
+        by_compare(0, "dgrad", "(model) output_layer", "loss.gradient_scaled", says="2"),
+        by_check(0, "dgrad", "(model) output_layer", "loss.gradient_scaled"),
     ),
 )

@@ -33,7 +33,7 @@ CASE = case(
             1,
             "wgrad accumulate reduce clip",
             "embedding.word_embeddings.weight (model) grad_norm",
-            "*spike* *outlier*",
+            "symptom.grad_norm_spike",
         ),
     ),
 )

@@ -29,13 +29,13 @@ CASE = case(
             0,
             "dgrad wgrad accumulate reduce",
             "decoder.layers.1.mlp.router*",
-            "wgrad.* dgrad.* *no_gradient* *zero*",
+            "wgrad.* dgrad.* wgrad.missing symptom.zero_gradient",
         ),
         by_check(
             0,
             "dgrad wgrad accumulate reduce optimizer",
             "decoder.layers.*.mlp.router*",
-            "*no_gradient* *zero*",
+            "wgrad.missing symptom.zero_gradient",
         ),
     ),
 )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from silentbench.case import Answer, case, plant
+from silentbench.answers import by_check, by_compare
+from silentbench.case import case, plant
 from silentbench.layouts import DP, FOUR
 
 
@@ -27,14 +28,7 @@ CASE = case(
     reference=FOUR,
     patches=(GRAD_NORM,),
     answers=(
-        Answer(
-            by=("compare",),
-            step=0,
-            phases=("clip",),
-            fqn=("*",),
-            roles=("grad_norm",),
-            ids=("optimizer.grad_norm",),
-        ),
-        Answer(by=("check",), step=0, phases=("clip",), fqn=("*",), ids=("*grad_norm*", "*norm*")),
+        by_compare(0, "clip", "*", "optimizer.grad_norm", roles="grad_norm"),
+        by_check(0, "clip", "*", "*grad_norm* clip.norm_not_of_gradients"),
     ),
 )

@@ -5,7 +5,8 @@ What the ones before left stays on each rank.
 
 from __future__ import annotations
 
-from silentbench.case import Answer, case, plant
+from silentbench.answers import by_check, by_compare
+from silentbench.case import case, plant
 from silentbench.layouts import DP, FOUR
 from silentbench.plants import grad_sync
 
@@ -43,20 +44,7 @@ CASE = case(
     reference=FOUR,
     patches=NO_SYNC,
     answers=(
-        Answer(
-            by=("compare",),
-            step=0,
-            phases=("reduce",),
-            fqn=("*",),
-            roles=("reduced_grad",),
-            ids=("parallel.replicas_differ", "reduce.*"),
-        ),
-        Answer(
-            by=("check",),
-            step=0,
-            phases=("reduce",),
-            fqn=("*",),
-            ids=("parallel.replicas_differ", "replicas.*", "reduce.*"),
-        ),
+        by_compare(0, "reduce", "*", "parallel.replicas_differ reduce.*", roles="reduced_grad"),
+        by_check(0, "reduce", "*", "parallel.replicas_differ reduce.not_the_sum"),
     ),
 )

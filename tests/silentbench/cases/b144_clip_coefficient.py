@@ -28,6 +28,6 @@ CASE = case(
     ),
     answers=(
         by_compare(0, "clip", "*", "optimizer.clip"),
-        by_check(0, "clip", "*", "*clip*"),
+        by_check(0, "clip", "*", "clip.wrong_factor"),
     ),
 )

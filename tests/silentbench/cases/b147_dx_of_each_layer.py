@@ -27,7 +27,7 @@ CASE = case(
             0,
             "dgrad",
             "decoder.layers.1.mlp.linear_fc1 decoder.layers.1.mlp decoder.layers.1.pre_mlp_layernorm",
-            "dgrad.*",
+            "dgrad.scaled",
         ),
     ),
 )

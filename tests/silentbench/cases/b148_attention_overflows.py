@@ -39,6 +39,8 @@ CASE = case(
         by_compare(
             2, "dgrad", "decoder.layers.1.self_attention.core_attention*", "dgrad.*", roles="grad_input"
         ),
-        by_check(2, "dgrad", "decoder.layers.1.self_attention*", "nonfinite.* *overflow* *spike*"),
+        by_check(
+            2, "dgrad", "decoder.layers.1.self_attention*", "nonfinite.near_overflow symptom.grad_norm_spike"
+        ),
     ),
 )

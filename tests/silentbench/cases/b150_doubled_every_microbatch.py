@@ -5,11 +5,10 @@ A reduce-scatter in a group of one aliases the buffer and adds it to itself: 2 t
 
 from __future__ import annotations
 
-from silentbench.case import Answer, case, plant
+from silentbench.answers import by_check, by_compare
+from silentbench.case import case, plant
 from silentbench.layouts import ONE
 from silentbench.plants import parameters
-
-MLP = ("decoder.layers.*.mlp.*",)
 
 
 def doubled(wrapped, instance, args, kwargs):
@@ -39,13 +38,19 @@ CASE = case(
         ),
     ),
     answers=(
-        Answer(
-            by=("compare", "check"),
-            step=0,
-            phases=("accumulate",),
-            fqn=MLP,
-            roles=("main_grad",),
-            ids=("wgrad.stale_main_grad", "*accumulat*", "*stale*"),
+        by_compare(
+            0,
+            "accumulate",
+            "decoder.layers.*.mlp.*",
+            "wgrad.stale_main_grad accumulate.changed_between",
+            roles="main_grad",
+        ),
+        by_check(
+            0,
+            "accumulate",
+            "decoder.layers.*.mlp.*",
+            "wgrad.stale_main_grad accumulate.changed_between",
+            roles="main_grad",
         ),
     ),
 )

@@ -28,6 +28,11 @@ CASE = case(
     patches=(linear_backward(stale, "a buffer of overlapped communication"),),
     answers=(
         by_compare(0, "wgrad", "decoder.layers.1.self_attention.linear_qkv*", "wgrad.*"),
-        by_check(0, "wgrad", "decoder.layers.*.self_attention.linear_qkv*", "wgrad.*"),
+        by_check(
+            0,
+            "wgrad",
+            "decoder.layers.*.self_attention.linear_qkv*",
+            "wgrad.not_the_product wgrad.changed_on_the_way",
+        ),
     ),
 )

@@ -25,7 +25,12 @@ CASE = case(
         ),
     ),
     answers=(
-        by_compare(0, "dgrad", "(model) output_layer", "dgrad.value loss.*"),
-        by_check(0, "dgrad wgrad reduce clip", "*", "*zero*"),
+        by_compare(0, "dgrad", "(model) output_layer", "dgrad.value dgrad.scaled loss.gradient_scaled"),
+        by_check(
+            0,
+            "dgrad wgrad reduce clip",
+            "*",
+            "symptom.zero_gradient vacuous.no_gradient loss.gradient_scaled",
+        ),
     ),
 )

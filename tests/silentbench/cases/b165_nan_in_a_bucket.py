@@ -27,5 +27,5 @@ CASE = case(
     healthy=DP,
     faulty=DP.but(raises="NaN"),
     patches=(attention(nan_of_rank_1, "a backward kernel"),),
-    answers=(by_check(0, "dgrad", "decoder.layers.0.self_attention*", "nonfinite.*", ranks=(1,)),),
+    answers=(by_check(0, "dgrad", "decoder.layers.0.self_attention*", "nonfinite.first", ranks=(1,)),),
 )
