@@ -28,10 +28,15 @@ CASE = case(
         by_compare(
             0,
             "wgrad",
-            "output_layer* embedding.word_embeddings.weight",
-            "wgrad.value wgrad.rounded* wgrad.precision*",
+            "output_layer* embedding.word_embeddings.weight decoder.layers.1.mlp.linear_fc2*",
+            "wgrad.value wgrad.after_gemm",
             roles="wgrad",
         ),
-        by_check(0, "wgrad", "output_layer* embedding.word_embeddings.weight", "wgrad.*"),
+        by_check(
+            0,
+            "wgrad",
+            "output_layer* embedding.word_embeddings.weight decoder.layers.1.mlp.linear_fc2*",
+            "wgrad.not_the_product wgrad.changed_on_the_way",
+        ),
     ),
 )
