@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from mindspeed_precision.diagnose.rules import finding_ids
+from mindspeed_precision.diagnose.rules import finding_ids, registry
 from mindspeed_precision.flow import compare_runs
 from mindspeed_precision.records import INIT_STEP, Diagnosis, Level, Severity, Verdict
 from mindspeed_precision.testing.fake_runs import (
     EMBEDDING,
+    HEAD,
     LINEAR,
     constant,
     nudged,
@@ -127,6 +128,59 @@ FAULTS = {
         1,
         "accumulate",
         WEIGHT,
+        1,
+    ),
+    "loss gradient scaled": (
+        {},
+        {"plants": [plant(phase="dgrad", role="grad_output", fqn="", step=0, value=scaled(2))]},
+        "loss.gradient_scaled",
+        0,
+        "dgrad",
+        "",
+        2,
+    ),
+    "backward scaled": (
+        ELEMENTS,
+        {
+            "plants": [
+                plant(phase="dgrad", role="grad_input", fqn=LINEAR, step=0, microbatch=1, value=scaled(1.5))
+            ]
+        },
+        "dgrad.scaled",
+        0,
+        "dgrad",
+        LINEAR,
+        1,
+    ),
+    "gradient between modules": (
+        {},
+        {
+            "plants": [
+                plant(phase="dgrad", role="grad_output", fqn=LINEAR, step=0, microbatch=0, value=nudged())
+            ]
+        },
+        "dgrad.value",
+        0,
+        "dgrad",
+        LINEAR,
+        1,
+    ),
+    "input between modules": (
+        {},
+        {"plants": [plant(phase="fprop", role="input", fqn=HEAD, step=0, microbatch=0, value=nudged())]},
+        "fprop.value",
+        0,
+        "fprop",
+        HEAD,
+        1,
+    ),
+    "recomputed otherwise": (
+        {"recompute": True},
+        {"plants": [plant(phase="fprop", fqn=LINEAR, step=0, microbatch=0, recomputed=True, value=nudged())]},
+        "fprop.recomputed_differs",
+        0,
+        "fprop",
+        LINEAR,
         1,
     ),
     "reduction": (
@@ -262,7 +316,7 @@ FAULTS = {
         {},
         {
             "plants": [
-                plant(phase="dgrad", role="grad_input", fqn=LINEAR, step=0, microbatch=1, value=scaled(2))
+                plant(phase="dgrad", role="grad_input", fqn=LINEAR, step=0, microbatch=1, value=permuted())
             ]
         },
         "dgrad.value",
@@ -318,19 +372,6 @@ FAULTS = {
         "rng",
         1,
     ),
-    "input": (
-        {},
-        {
-            "plants": [
-                plant(phase="fprop", role="input", fqn="output_layer", step=0, microbatch=0, value=scaled(2))
-            ]
-        },
-        "diagnosis.unknown",
-        0,
-        "fprop",
-        "output_layer",
-        1,
-    ),
 }
 
 
@@ -347,6 +388,16 @@ def test_fault_is_named_and_is_the_only_origin(name, tmp_path):
     assert first.key in named[0].explains
     best = next(f for f in diagnosis.findings if first.key in f.explains)
     assert best.id == finding
+
+
+def test_an_origin_that_no_rule_accounts_for_is_said_to_be_one(tmp_path, monkeypatch):
+    without = [entry for entry in registry._RULES if "fprop.value" not in entry.ids]
+    monkeypatch.setattr(registry, "_RULES", without)
+    fault = plant(phase="fprop", role="input", fqn=HEAD, step=0, microbatch=0, value=scaled(2))
+    diagnosis = diagnose(tmp_path, plants=[fault])
+    (unknown,) = [finding for finding in diagnosis.findings if finding.id == "diagnosis.unknown"]
+    assert unknown.where == diagnosis.first_divergence.key
+    assert unknown.where.fqn == HEAD
 
 
 @pytest.mark.parametrize(
