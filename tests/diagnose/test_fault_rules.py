@@ -390,6 +390,23 @@ def test_fault_is_named_and_is_the_only_origin(name, tmp_path):
     assert best.id == finding
 
 
+def test_a_module_that_no_gradient_reaches(tmp_path):
+    """The outer module gets another gradient, the inner one none: the second is the cause."""
+    unreached = plant(phase="dgrad", fqn=LINEAR, drop=True)
+    beside = plant(phase="dgrad", role="grad_input", fqn="decoder.layers.1", step=0, value=permuted())
+    diagnosis = diagnose(tmp_path, plants=[unreached, beside])
+    finding = diagnosis.findings[0]
+    assert finding.id == "dgrad.missing"
+    assert (finding.where.step, finding.where.fqn) == (0, LINEAR)
+    assert "candidate" in finding.title
+    assert diagnosis.first_divergence.key in finding.explains
+
+
+def test_a_gradient_that_was_not_recorded_anywhere_is_not_missing(tmp_path):
+    diagnosis = diagnose(tmp_path, plants=[plant(phase="dgrad", drop=True)])
+    assert "dgrad.missing" not in {finding.id for finding in diagnosis.findings}
+
+
 def test_an_origin_that_no_rule_accounts_for_is_said_to_be_one(tmp_path, monkeypatch):
     without = [entry for entry in registry._RULES if "fprop.value" not in entry.ids]
     monkeypatch.setattr(registry, "_RULES", without)

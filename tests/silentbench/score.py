@@ -157,14 +157,15 @@ def _mark(case: Case, command: str, runs: Path) -> Mark:
         detected = said.first is not None and said.first.step in steps
     else:
         detected = any((f.where.step if f.where else INIT_STEP) in steps for f in findings)
-    place = said.first if command == "compare" else next((f.where for f in findings), None)
     first = findings[0] if findings else None
+    named = first.where if first is not None else None
+    places = [said.first, named] if command == "compare" else [named]
     return Mark(
         expected=bool(answers),
         detected=news and detected,
-        place=news and any(_at(answer, place, said.ranks, first) for answer in answers),
+        place=news and any(_at(answer, key, said.ranks, first) for answer in answers for key in places),
         cause=any(first is not None and _causes(answer, first) for answer in answers),
-        said=said.error or _words(first, place),
+        said=said.error or _words(first, places[0]),
         false_alarms=alarms,
     )
 
