@@ -21,6 +21,7 @@ FOUNDATION = {
     "errors",
     "config",
     "repeats",
+    "symptoms",
     "backends.base",
     "backends.capture_base",
     "backends.npu",

@@ -2,6 +2,31 @@
 
 from __future__ import annotations
 
+from mindspeed_precision.verify.invariants import (
+    collectives,
+    data,
+    layout,
+    loss,
+    nonfinite,
+    randomness,
+    recompute,
+    replicas,
+    symptoms,
+    vacuity,
+)
 from mindspeed_precision.verify.invariants.registry import INVARIANTS
 
-__all__ = ["INVARIANTS"]
+MODULES = (
+    vacuity,
+    nonfinite,
+    data,
+    randomness,
+    recompute,
+    collectives,
+    loss,
+    replicas,
+    layout,
+    symptoms,
+)
+
+__all__ = ["INVARIANTS", "MODULES"]
