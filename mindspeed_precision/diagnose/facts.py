@@ -13,7 +13,7 @@ from mindspeed_precision.align.match import Alignment
 from mindspeed_precision.compare.policy import Policy
 from mindspeed_precision.compare.verdict import BITS_DIFFER
 from mindspeed_precision.diagnose.graph import Graph, Node
-from mindspeed_precision.diagnose.movement import Movement, movement_of
+from mindspeed_precision.compare.movement import Movement, movement_of
 from mindspeed_precision.dump.reader import Run
 from mindspeed_precision.record.sketch import BUCKETS
 from mindspeed_precision.records import (

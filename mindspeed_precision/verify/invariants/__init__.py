@@ -2,6 +2,24 @@
 
 from __future__ import annotations
 
+from mindspeed_precision.verify.invariants import (
+    accumulation,
+    buffers,
+    counters,
+    hyperparameters,
+    movement,
+    optimizer_step,
+    products,
+)
 from mindspeed_precision.verify.invariants.registry import INVARIANTS
 
-__all__ = ["INVARIANTS"]
+__all__ = [
+    "INVARIANTS",
+    "accumulation",
+    "buffers",
+    "counters",
+    "hyperparameters",
+    "movement",
+    "optimizer_step",
+    "products",
+]

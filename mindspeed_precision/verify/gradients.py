@@ -1,0 +1,126 @@
+"""The gradients of one rank in the order in which they came: what was added to what, and what each GEMM made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from mindspeed_precision.dump.reader import RankRecords
+from mindspeed_precision.records import Phase, Role, TensorRecord
+
+_GRADIENTS = (Role.WGRAD, Role.BGRAD)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accumulation:
+    """One gradient of one microbatch on its way into ``main_grad`` (or ``.grad``) of a parameter.
+
+    Attributes:
+        fqn: the parameter.
+        step: of the training.
+        microbatch: of the step.
+        added: dW as it reached the parameter; None: a fused GEMM added it, and it never was a tensor.
+        before: what it was added to; None: nothing yet (``.grad`` of the first microbatch).
+        after: the sum; None: it was not recorded.
+    """
+
+    fqn: str
+    step: int
+    microbatch: int
+    added: TensorRecord | None = None
+    before: TensorRecord | None = None
+    after: TensorRecord | None = None
+
+    @property
+    def last(self) -> TensorRecord:
+        """The latest of its records."""
+        found = self.after or self.before or self.added
+        assert found is not None
+        return found
+
+
+def accumulations(rank: RankRecords) -> Iterator[Accumulation]:
+    """Yield every accumulation that a rank recorded, in the order in which they ended."""
+    known = {parameter.fqn for parameter in rank.parameters}
+    open_: dict[str, Accumulation] = {}
+    for record in rank.records:
+        key = record.key
+        if key.fqn not in known:
+            continue
+        current = open_.get(key.fqn)
+        if current is not None and (key.step, key.microbatch) != (current.step, current.microbatch):
+            yield open_.pop(key.fqn)
+            current = None
+        fresh = Accumulation(fqn=key.fqn, step=key.step, microbatch=key.microbatch)
+        if key.phase is Phase.WGRAD and key.role in _GRADIENTS:
+            if current is not None:
+                yield current
+            open_[key.fqn] = replace(fresh, added=record)
+        elif key.phase is Phase.ACCUMULATE and key.slot == "before":
+            if current is not None and current.before is not None:
+                yield current
+                current = None
+            open_[key.fqn] = replace(current or fresh, before=record)
+        elif key.phase is Phase.ACCUMULATE and key.slot == "after":
+            open_.pop(key.fqn, None)
+            yield replace(current or fresh, after=record)
+    yield from open_.values()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gemm:
+    """One product that made dW of a linear.
+
+    Attributes:
+        grad_output: ``[tokens, out]``.
+        received: ``[tokens, in]``, the input.
+        wgrad: ``[out, in]``; under fusion the difference of ``main_grad``.
+        before: ``main_grad`` before a fused GEMM; None without fusion.
+        after: ``main_grad`` after it.
+    """
+
+    grad_output: TensorRecord
+    received: TensorRecord
+    wgrad: TensorRecord
+    before: TensorRecord | None = None
+    after: TensorRecord | None = None
+
+    @property
+    def fused(self) -> bool:
+        """Whether dW was added inside the GEMM, so that it is known as a difference only."""
+        return bool(self.wgrad.note)
+
+
+def gemms(rank: RankRecords) -> Iterator[Gemm]:
+    """Yield every product of a parallel linear's backward that a rank recorded with both operands."""
+    left: TensorRecord | None = None
+    right: TensorRecord | None = None
+    before: TensorRecord | None = None
+    waiting: Gemm | None = None
+    for record in rank.records:
+        key = record.key
+        if key.phase is Phase.ACCUMULATE:
+            if waiting is not None and key.slot == "after":
+                yield replace(waiting, after=record)
+                waiting = None
+            before = record if key.slot == "before" and right is not None else before
+            continue
+        if key.phase is not Phase.WGRAD:
+            continue
+        if waiting is not None:
+            yield waiting
+            waiting = None
+        if key.role is Role.GRAD_OUTPUT:
+            left, right, before = record, None, None
+        elif key.role is Role.INPUT and left is not None and left.key.fqn == key.fqn:
+            right = record
+        elif key.role is Role.WGRAD and left is not None and right is not None:
+            if key.fqn == left.key.fqn:
+                found = Gemm(grad_output=left, received=right, wgrad=record, before=before)
+                if found.fused:
+                    waiting = found
+                else:
+                    yield replace(found, before=None)
+            left = right = before = None
+    if waiting is not None:
+        yield waiting
