@@ -220,7 +220,11 @@ class Recording:
         """Bring ``run.json`` up to date (rank 0), or this rank's own findings."""
         plain_findings = [_finding(finding) for finding in findings]
         if self._rank == 0:
-            changes = {"findings": plain_findings, "patches": audit, "first_step": self._first_step}
+            changes: dict[str, Any] = {
+                "findings": plain_findings,
+                "patches": audit,
+                "first_step": self._first_step,
+            }
             if self.context.schedule:  # it is known once the loop has stepped it
                 changes["config"] = {**self._config, "schedule": self.context.schedule}
             update_manifest(self._settings.out, changes)

@@ -135,7 +135,7 @@ class Clock:
         return _number(self._collectives, (phase, microbatch, name))
 
     def count_schedule_step(self) -> int:
-        """Return how often the schedule of the learning rate was stepped before in this step, and count it."""
+        """Return how often the schedule was stepped before in this step, and count it."""
         return _number(self._accumulations, (NO_MICROBATCH, ""))
 
     def count(self, fqn: str) -> int:

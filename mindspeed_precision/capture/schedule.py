@@ -1,4 +1,4 @@
-"""The schedule of learning rate and weight decay: what it is made of, and each time that the loop steps it."""
+"""The schedule of learning rate and weight decay: what it is made of, and each step that it makes."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def observe_schedule(
 ) -> Any:
     """Record by how much the schedule was stepped, and to which count.
 
-    Wraps ``step(self, increment)`` of Megatron's ``OptimizerParamScheduler``. Steps that it makes while it is built
-    or loaded are outside of a training step and are not seen; they show in the count.
+    Wraps ``step(self, increment)`` of Megatron's ``OptimizerParamScheduler``. Steps that it makes while it is
+    built or loaded are outside of a training step and are not seen; they show in the count.
     """
     result = wrapped(*args, **kwargs)
     context = active()

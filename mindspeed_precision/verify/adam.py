@@ -6,8 +6,8 @@ Kingma and Ba 2015, algorithm 1, and Loshchilov and Hutter 2019, algorithm 2, wi
     m' = b1 m + (1 - b1) g        v' = b2 v + (1 - b2) g^2        t = updates so far, this one included
     p' = p - lr wd p - lr (m' / (1 - b1^t)) / (sqrt(v' / (1 - b2^t)) + eps)
 
-Coupled (Adam with L2): ``g + wd p`` takes the place of g, and nothing decays. Bounds: a float32 kernel may form
-``1 - b`` and ``1 - b^t`` in float32, which is off by a roundoff of 1, not of the difference.
+Coupled (Adam with L2): ``g + wd p`` takes the place of g, and nothing decays. Bounds: a float32 kernel may
+form ``1 - b`` and ``1 - b^t`` in float32, which is off by a roundoff of 1, not of the difference.
 """
 
 from __future__ import annotations
@@ -104,7 +104,9 @@ def first_moment(before: Vector, gradient: Vector, beta: float, kept: float) -> 
         kept: unit roundoff of the type in which it is kept.
     """
     old, new = beta * before, (1 - beta) * gradient
-    error = (8 * SINGLE + 2 * kept) * (np.abs(old) + np.abs(new)) + 2 * SINGLE * (np.abs(gradient) + np.abs(before))
+    error = (8 * SINGLE + 2 * kept) * (np.abs(old) + np.abs(new)) + 2 * SINGLE * (
+        np.abs(gradient) + np.abs(before)
+    )
     return Bounded(value=old + new, error=error)
 
 
@@ -125,7 +127,7 @@ def parameter_after(
         second: exp_avg_sq after it.
         numbers: as applied.
         kept: unit roundoff of the parameter's type.
-        moments: largest unit roundoff of the moments' types, which the kernel may know more exactly than that.
+        moments: largest unit roundoff of the moments' types; the kernel may know them more exactly.
     """
     one, one_error = numbers.correction(numbers.beta1)
     two, two_error = numbers.correction(numbers.beta2)

@@ -7,7 +7,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from mindspeed_precision.record.elements import UNIT_ROUNDOFF, to_numbers
+from mindspeed_precision.backends.base import HostTensor
+from mindspeed_precision.record.elements import UNIT_ROUNDOFF, to_bits, to_numbers
 from mindspeed_precision.record.sketch import unpack
 from mindspeed_precision.records import TensorRecord
 from mindspeed_precision.verify.run_facts import RunFacts
@@ -18,6 +19,12 @@ Vector = NDArray[np.float64]
 def roundoff(dtype: str) -> float:
     """Return the unit roundoff of a dtype; that of float32 for one that is not known to be narrower."""
     return UNIT_ROUNDOFF.get(dtype, 2.0**-4 if dtype.startswith("float8") else UNIT_ROUNDOFF["float32"])
+
+
+def rounded(values: Vector, dtype: str) -> Vector:
+    """Return float64 numbers as a dtype of 16 bits holds them."""
+    bits = to_bits(values.astype(np.float32), dtype)
+    return to_numbers(HostTensor(bits=bits, dtype=dtype)).astype(np.float64)
 
 
 def numbers(facts: RunFacts, rank: int, record: TensorRecord | None) -> Vector | None:

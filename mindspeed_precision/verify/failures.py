@@ -1,4 +1,4 @@
-"""What broke an invariant, place by place, and the findings that are made of it: one for each kind of fault."""
+"""What broke an invariant, place by place, and the findings made of it: one for each kind of fault."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Failure:
         where: the record.
         rank: whose it is.
         seq: its place in the execution of the rank.
-        kind: what went wrong, in words that are the same wherever the same thing went wrong; empty: not known.
+        kind: what went wrong, in the same words wherever the same thing did; empty: not known.
         found: what is there, with numbers.
     """
 

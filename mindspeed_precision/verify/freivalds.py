@@ -1,8 +1,8 @@
 """Is a matrix the product of two others? Asked of random signs, without the product.
 
 R. Freivalds (*Probabilistic machines can use less running time*, IFIP 1977): for a vector r of random signs
-``C r = A (B r)`` where ``C = A B``, and a wrong C is let through with a chance of at most 1/2 for each r. Three
-products of a matrix with a vector take the place of one of two matrices.
+``C r = A (B r)`` where ``C = A B``, and a wrong C is let through with a chance of at most 1/2 for each r.
+Three products of a matrix with a vector take the place of one of two matrices.
 
 What rounding may leave: the product that was computed has errors ``E`` with
 
@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 PROBES = 4
-"""Vectors of signs: a wrong row is let through with a chance of 1/16 at most, of 1/16 each where several are."""
+"""Vectors of signs: a wrong row is let through with a chance of at most 1/16."""
 
 LAMBDA = 8.0
 

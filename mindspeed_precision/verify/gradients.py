@@ -1,4 +1,4 @@
-"""The gradients of one rank in the order in which they came: what was added to what, and what each GEMM made."""
+"""The gradients of one rank in the order in which they came: what was added, and what each GEMM made."""
 
 from __future__ import annotations
 
@@ -91,36 +91,56 @@ class Gemm:
         return bool(self.wgrad.note)
 
 
+class _Walk:
+    """The state of a walk over records: what was seen of the product that comes next."""
+
+    def __init__(self) -> None:
+        self.left: TensorRecord | None = None
+        self.right: TensorRecord | None = None
+        self.before: TensorRecord | None = None
+        self.waiting: Gemm | None = None
+
+    def accumulated(self, record: TensorRecord) -> Iterator[Gemm]:
+        """Take ``main_grad`` around a fused product."""
+        if self.waiting is not None and record.key.slot == "after":
+            yield replace(self.waiting, after=record)
+            self.waiting = None
+        elif record.key.slot == "before" and self.right is not None:
+            self.before = record
+
+    def multiplied(self, record: TensorRecord) -> Iterator[Gemm]:
+        """Take an operand or a result."""
+        yield from self.end()
+        role, fqn = record.key.role, record.key.fqn
+        if role is Role.GRAD_OUTPUT:
+            self.left, self.right, self.before = record, None, None
+        elif role is Role.INPUT and self.left is not None and self.left.key.fqn == fqn:
+            self.right = record
+        elif role is Role.WGRAD and self.left is not None and self.right is not None:
+            if fqn == self.left.key.fqn:
+                yield from self._product(record, self.left, self.right)
+            self.left = self.right = self.before = None
+
+    def _product(self, wgrad: TensorRecord, left: TensorRecord, right: TensorRecord) -> Iterator[Gemm]:
+        found = Gemm(grad_output=left, received=right, wgrad=wgrad)
+        if found.fused:
+            self.waiting = replace(found, before=self.before)
+        else:
+            yield found
+
+    def end(self) -> Iterator[Gemm]:
+        """Give out a fused product of which ``main_grad`` afterwards was not recorded."""
+        if self.waiting is not None:
+            yield self.waiting
+            self.waiting = None
+
+
 def gemms(rank: RankRecords) -> Iterator[Gemm]:
     """Yield every product of a parallel linear's backward that a rank recorded with both operands."""
-    left: TensorRecord | None = None
-    right: TensorRecord | None = None
-    before: TensorRecord | None = None
-    waiting: Gemm | None = None
+    walk = _Walk()
     for record in rank.records:
-        key = record.key
-        if key.phase is Phase.ACCUMULATE:
-            if waiting is not None and key.slot == "after":
-                yield replace(waiting, after=record)
-                waiting = None
-            before = record if key.slot == "before" and right is not None else before
-            continue
-        if key.phase is not Phase.WGRAD:
-            continue
-        if waiting is not None:
-            yield waiting
-            waiting = None
-        if key.role is Role.GRAD_OUTPUT:
-            left, right, before = record, None, None
-        elif key.role is Role.INPUT and left is not None and left.key.fqn == key.fqn:
-            right = record
-        elif key.role is Role.WGRAD and left is not None and right is not None:
-            if key.fqn == left.key.fqn:
-                found = Gemm(grad_output=left, received=right, wgrad=record, before=before)
-                if found.fused:
-                    waiting = found
-                else:
-                    yield replace(found, before=None)
-            left = right = before = None
-    if waiting is not None:
-        yield waiting
+        if record.key.phase is Phase.ACCUMULATE:
+            yield from walk.accumulated(record)
+        elif record.key.phase is Phase.WGRAD:
+            yield from walk.multiplied(record)
+    yield from walk.end()

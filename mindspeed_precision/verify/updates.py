@@ -63,12 +63,16 @@ class _Step:
     states: dict[Role, TensorRecord] = field(default_factory=dict)
 
 
-def updates(facts: RunFacts, rank: int) -> Iterator[Update]:
-    """Yield the updates that a rank recorded, by parameter, in the order of the steps.
+def updates(facts: RunFacts, rank: int) -> tuple[Update, ...]:
+    """Return the updates that a rank recorded, by parameter, in the order of the steps.
 
     Raises:
         DumpError: the manifest is damaged.
     """
+    return facts.once(("updates", rank), lambda: tuple(_updates(facts, rank)))
+
+
+def _updates(facts: RunFacts, rank: int) -> Iterator[Update]:
     ranked = facts.ranks[rank]
     known = {p.fqn for p in ranked.parameters if p.trainable}
     by_name: dict[str, dict[int, _Step]] = defaultdict(lambda: defaultdict(_Step))

@@ -6,10 +6,12 @@ from mindspeed_precision.verify.invariants import (
     accumulation,
     buffers,
     counters,
+    grad_norm,
     hyperparameters,
     movement,
     optimizer_step,
     products,
+    reduction,
 )
 from mindspeed_precision.verify.invariants.registry import INVARIANTS
 
@@ -18,8 +20,10 @@ __all__ = [
     "accumulation",
     "buffers",
     "counters",
+    "grad_norm",
     "hyperparameters",
     "movement",
     "optimizer_step",
     "products",
+    "reduction",
 ]

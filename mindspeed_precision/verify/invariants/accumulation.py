@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from mindspeed_precision.backends.base import HostTensor
 from mindspeed_precision.record.elements import to_bits, to_numbers
 from mindspeed_precision.records import Phase, Role, TensorRecord
-from mindspeed_precision.verify.elements import is_finite, moments_of, roundoff, sketch_of
+from mindspeed_precision.verify.elements import is_finite, moments_of, rounded, roundoff, sketch_of
 from mindspeed_precision.verify.failures import Failure, failure, findings_of
 from mindspeed_precision.verify.gradients import Accumulation, accumulations
 from mindspeed_precision.verify.invariants.registry import invariant
@@ -58,8 +58,8 @@ def accumulation_is_a_sum(facts: RunFacts) -> Answer:
             failures,
             id="accumulate.not_the_sum",
             title="main_grad after an accumulation is not main_grad before plus dW",
-            remedy="who adds dW to main_grad, and in which dtype? A fused kernel that was called twice, a dW that "
-            "was rounded first, and a buffer of another dtype show here",
+            remedy="who adds dW to main_grad, and in which dtype? A fused kernel that was called twice, "
+            "a dW that was rounded first, and a buffer of another dtype show here",
         ),
         failed=len(failures),
         skipped="; ".join(weak) if total else "no accumulation was recorded with dW (capture.wgrad)",
@@ -112,7 +112,7 @@ def _by_elements(facts: RunFacts, rank: int, one: Accumulation) -> tuple[str, st
 
 
 def total(before: NDArray[np.generic], added: NDArray[np.generic], dtype: str) -> NDArray[np.generic]:
-    """Return ``before + added`` rounded to a dtype, as numbers: the sum of two of 16 bits is exact in float32.
+    """Return ``before + added`` rounded to a dtype, as numbers; of 16 bits it is exact in float32.
 
     Args:
         before: ``[...]`` numbers of ``dtype``, as ``record.elements.to_numbers`` gives them.
@@ -142,14 +142,9 @@ def _explained(added: NDArray[np.float64], got: NDArray[np.float64], dtype: str)
         return f"{factor:.6g} times dW was added"
     narrow = [name for name in ("bfloat16", "float16") if roundoff(name) > roundoff(dtype)]
     for name in narrow:
-        if np.allclose(got, _rounded(added, name), rtol=4 * roundoff(dtype), atol=1e-30):
+        if np.allclose(got, rounded(added, name), rtol=4 * roundoff(dtype), atol=1e-30):
             return f"dW was rounded to {name} first"
     return "another rounding than that of the dtype"
-
-
-def _rounded(values: NDArray[np.float64], dtype: str) -> NDArray[np.float64]:
-    bits = to_bits(values.astype(np.float32), dtype)
-    return to_numbers(HostTensor(bits=bits, dtype=dtype)).astype(np.float64)
 
 
 def _by_sketches(one: Accumulation) -> str | None:
@@ -181,4 +176,8 @@ def _by_means(one: Accumulation) -> str | None:
     assert one.after is not None
     allowed = (_MOMENTS + 2 * roundoff(one.after.dtype)) * sum(size for _, size in known)
     off = abs(after - sum(before) - added)
-    return f"its mean is {off:.2e} from that of the sum, rounding is at most {allowed:.1e}" if off > allowed else ""
+    return (
+        f"its mean is {off:.2e} from that of the sum, rounding is at most {allowed:.1e}"
+        if off > allowed
+        else ""
+    )

@@ -1,4 +1,4 @@
-"""The gradient buffer: empty when a step begins, untouched between microbatches, filled once by each of them."""
+"""The gradient buffer: empty when a step begins, left alone between microbatches, filled by each of them."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def buffer_is_empty_at_first(facts: RunFacts) -> Answer:
             failures,
             id="accumulate.not_zero_at_start",
             title="main_grad is not zero when a step begins to accumulate",
-            remedy="call zero_grad_buffer() and optimizer.zero_grad() before each step; look for what writes into "
-            "the buffer between the steps",
+            remedy="call zero_grad_buffer() and optimizer.zero_grad() before each step; look for what "
+            "writes into the buffer between the steps",
             confidence=0.97,
         ),
         failed=len(failures),
@@ -82,8 +82,9 @@ def buffer_is_left_alone(facts: RunFacts) -> Answer:
             failures,
             id="accumulate.changed_between",
             title="main_grad was changed between two microbatches",
-            remedy="look for what writes into the gradient buffer between microbatches: a reduction that runs too "
-            "early or in place in a group of one rank, a gather that shares the buffer, a second backward",
+            remedy="look for what writes into the gradient buffer between microbatches: a reduction "
+            "that runs too early or in place in a group of one rank, a gather that shares the buffer, a "
+            "second backward",
         ),
         failed=len(failures),
         skipped="" if exercised else "no step had two accumulations of one parameter",
@@ -96,7 +97,9 @@ def _changed(after: TensorRecord, before: TensorRecord) -> tuple[str, str]:
         return "its bits are others", ""
     found = f"its norm was {one.l2_norm:.6g}, and is {two.l2_norm:.6g}"
     ratio = two.l2_norm / one.l2_norm if one.l2_norm else 0.0
-    same = ratio and abs(two.mean - ratio * one.mean) <= 1e-5 * ratio * max(abs(one.minimum), abs(one.maximum))
+    same = ratio and abs(two.mean - ratio * one.mean) <= 1e-5 * ratio * max(
+        abs(one.minimum), abs(one.maximum)
+    )
     return found, f"it is {ratio:.6g} times what it was" if same and abs(ratio - 1) > 1e-6 else ""
 
 
@@ -167,8 +170,8 @@ def every_parameter_has_a_gradient(facts: RunFacts) -> Answer:
             failures,
             id="wgrad.missing",
             title="a trainable parameter got no gradient in a step",
-            remedy="is its module in the graph of the loss? A detached output, a dropped keyword of a recomputed "
-            "layer and a loss that is not used cut it off; freeze it if that is meant",
+            remedy="is its module in the graph of the loss? A detached output, a dropped keyword of a "
+            "recomputed layer and a loss that is not used cut it off; freeze it if that is meant",
             confidence=0.9,
         ),
         failed=len(failures),

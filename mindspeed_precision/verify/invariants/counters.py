@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from mindspeed_precision.errors import ConfigError
 from mindspeed_precision.records import Phase, RecordKey, Role, Severity, TensorRecord
 from mindspeed_precision.verify.failures import Failure, failure, findings_of
 from mindspeed_precision.verify.invariants.registry import invariant
 from mindspeed_precision.verify.registry import Answer
 from mindspeed_precision.verify.run_facts import RunFacts
-from mindspeed_precision.verify.schedule import Schedule, schedule_from_arguments, schedule_of
+from mindspeed_precision.verify.schedule import Schedule, curves_of, schedule_of
 from mindspeed_precision.verify.updates import Update, updates
 
 SCHEDULE = "schedule"
@@ -44,8 +46,8 @@ def counter_grows_by_one(facts: RunFacts) -> Answer:
             failures,
             id="optimizer.step_counter",
             title="the optimizer's step counter did not grow by one",
-            remedy="was the optimizer's state lost, loaded or stepped beside the training step? the bias correction "
-            "of Adam is of this number",
+            remedy="was the optimizer's state lost, loaded or stepped beside the training step? the "
+            "bias correction of Adam is of this number",
         ),
         failed=len(failures),
         skipped="" if exercised else "no step counter was recorded (capture.optimizer)",
@@ -58,7 +60,8 @@ def _wrong_count(update: Update, before: Update | None, facts: RunFacts) -> tupl
         grown = found - before.numbers["step"]
         if grown == 1:
             return None
-        text = f"{before.numbers['step']:g} before the update of step {before.step}, {found:g} before that of {update.step}"
+        earlier = before.numbers["step"]
+        text = f"{earlier:g} before the update of step {before.step}, {found:g} before that of {update.step}"
         return text, "it was set back to 0" if found == 0 else f"it grew by {grown:g}"
     began = facts.run.manifest.get("first_step")
     if update.first and began == 0 and found != 0 and not facts.config.get("megatron_args", {}).get("load"):
@@ -68,7 +71,7 @@ def _wrong_count(update: Update, before: Update | None, facts: RunFacts) -> tupl
 
 @dataclass(frozen=True, kw_only=True)
 class _Stepped:
-    """What a training step did to the schedule: its count before the step and after it, and how often it was stepped."""
+    """What a training step did to the schedule: its count before and after, and how often it was stepped."""
 
     before: float
     after: float
@@ -117,8 +120,8 @@ def schedule_is_stepped_once(facts: RunFacts) -> Answer:
             failures,
             id="schedule.stepped_wrongly",
             title="the schedule of the learning rate was not stepped once by each update",
-            remedy="call opt_param_scheduler.step once after each successful optimizer step, and let a checkpoint "
-            "set its count once: both in the loading and in the loop is twice",
+            remedy="call opt_param_scheduler.step once after each successful optimizer step, and let a "
+            "checkpoint set its count once: both in the loading and in the loop is twice",
         ),
         failed=len(failures),
         skipped="" if exercised else "no schedule of Megatron's was stepped inside a recorded step",
@@ -146,7 +149,9 @@ def _against_updates(facts: RunFacts, rank: int, steps: Mapping[int, _Stepped]) 
         return
     first = min(steps)
     size = steps[first].after - steps[first].before
-    counts = {update.numbers["step"] for update in updates(facts, rank) if update.step == first and update.counter}
+    counts = {
+        update.numbers["step"] for update in updates(facts, rank) if update.step == first and update.counter
+    }
     if steps[first].calls != 1 or size <= 0 or len(counts) != 1:
         return
     made = counts.pop()
@@ -155,11 +160,28 @@ def _against_updates(facts: RunFacts, rank: int, steps: Mapping[int, _Stepped]) 
         yield failure(steps[first].record, rank, text, "its count does not go with the number of updates")
 
 
+_NOTED = {
+    "warmup": "lr_warmup_steps",
+    "decay": "lr_decay_steps",
+    "style": "lr_decay_style",
+    "wsd_decay": "wsd_decay_steps",
+    "wsd_style": "lr_wsd_decay_style",
+    "wd_samples": "wd_incr_steps",
+    "wd_style": "wd_incr_style",
+    **{name: name for name in ("init_lr", "max_lr", "min_lr", "start_wd", "end_wd")},
+}
+"""Attributes of Megatron's scheduler, as a run notes them (``config.schedule``), by those of ``Schedule``."""
+
+
 def schedules(facts: RunFacts) -> tuple[Schedule | None, Schedule | None]:
     """Return the schedule that the run stepped, and the one that its arguments ask for; None: not known."""
     noted = facts.config.get("schedule")
-    arguments = facts.config.get("megatron_args", {})
-    return schedule_of(noted) if noted else None, schedule_from_arguments(arguments)
+    known: dict[str, Any] = {name: noted.get(key) for name, key in _NOTED.items()} if noted else {}
+    stepped = Schedule(**known) if known else None
+    try:
+        return stepped, schedule_of(facts.config.get("megatron_args", {}))
+    except ConfigError:
+        return stepped, None
 
 
 @invariant(
@@ -177,17 +199,23 @@ def numbers_are_as_scheduled(facts: RunFacts) -> Answer:
             exercised=0,
             skipped="no schedule is known: it is not Megatron's, or was never stepped in a recorded step",
         )
-    lr, decay, exercised = [], [], 0
+    lr: list[Failure] = []
+    decay: list[Failure] = []
+    exercised = 0
+    planned = dict(enumerate(_planned(facts))) if effective is None else {}
     for rank in facts.ranks:
-        counts = {step: found.before for step, found in _stepped(facts, rank).items()}
+        counts = planned | {step: found.before for step, found in _stepped(facts, rank).items()}
         for update in updates(facts, rank):
-            count = counts.get(update.step, _count_of(facts, update) if effective is None else None)
+            count = counts.get(update.step)
             if count is None:
                 continue
             exercised += 1
             lr += _wrong_lr(facts, update, schedule, count)
             decay += _wrong_decay(update, schedule, count)
-    remedy = "who sets the parameter groups beside the schedule? a scheduler stepped twice, or a group left out of it"
+    remedy = (
+        "who sets the parameter groups beside the schedule? a scheduler stepped twice, or a group "
+        "left out of it"
+    )
     return Answer(
         exercised=exercised,
         findings=findings_of(
@@ -201,13 +229,15 @@ def numbers_are_as_scheduled(facts: RunFacts) -> Answer:
     )
 
 
-def _count_of(facts: RunFacts, update: Update) -> float | None:
-    """Return the samples consumed before a step, of a batch size that never changes; None: not known."""
+def _planned(facts: RunFacts) -> Sequence[int]:
+    """Return by step the samples before it as arguments have it; nothing where steps may be skipped."""
     arguments = facts.config.get("megatron_args", {})
-    batch = arguments.get("global_batch_size")
-    if not batch or arguments.get("rampup_batch_size") or arguments.get("fp16"):
-        return None
-    return float(update.step * batch)
+    if arguments.get("fp16"):
+        return ()
+    try:
+        return curves_of(arguments).consumed
+    except ConfigError:
+        return ()
 
 
 def _wrong_lr(facts: RunFacts, update: Update, schedule: Schedule, count: float) -> list[Failure]:
@@ -216,10 +246,10 @@ def _wrong_lr(facts: RunFacts, update: Update, schedule: Schedule, count: float)
     expected = [schedule.lr(count)]
     if own is not None:
         expected.append(schedule.lr(count, max_lr=own, min_lr=arguments.get("decoupled_min_lr")))
-    known = [value * update.numbers.get("lr_mult", 1.0) for value in expected if value is not None]
-    known += [value for value in expected if value is not None]  # later versions do not multiply
+    known = [value * update.numbers.get("lr_mult", 1.0) for value in expected]
+    known += expected  # later versions do not multiply
     used = update.numbers["lr"]
-    if not known or any(_close(used, value) for value in known):
+    if any(_close(used, value) for value in known):
         return []
     text = f"lr {used:.8g}, the schedule gives {known[0]:.8g} at its count of {count:g}"
     return [_at(update, "lr", text)]
@@ -227,7 +257,7 @@ def _wrong_lr(facts: RunFacts, update: Update, schedule: Schedule, count: float)
 
 def _wrong_decay(update: Update, schedule: Schedule, count: float) -> list[Failure]:
     expected, used = schedule.weight_decay(count), update.numbers.get("weight_decay")
-    if expected is None or used is None or "wd_mult" not in update.numbers:
+    if used is None or "wd_mult" not in update.numbers:
         return []
     expected *= update.numbers["wd_mult"]
     if _close(used, expected):
@@ -260,7 +290,9 @@ def resumed_state_is_there(facts: RunFacts) -> Answer:
     failures: list[Failure] = []
     exercised = 0
     for rank in facts.ranks:
-        first = [update for update in updates(facts, rank) if update.step == began and update.counter is not None]
+        first = [
+            update for update in updates(facts, rank) if update.step == began and update.counter is not None
+        ]
         exercised += bool(first)
         failures += [
             failure(update.counter, rank, f"it has made {update.numbers['step']:g} updates")

@@ -11,7 +11,10 @@ from mindspeed_precision.verify.registry import Answer
 from mindspeed_precision.verify.run_facts import RunFacts
 
 _FIELDS = {"beta1": "adam_beta1", "beta2": "adam_beta2", "eps": "adam_eps", "momentum": "sgd_momentum"}
-_SOURCES = (("megatron_args", "asked for by the arguments"), ("optimizer_config", "in the optimizer's configuration"))
+_SOURCES = (
+    ("megatron_args", "asked for by the arguments"),
+    ("optimizer_config", "in the optimizer's configuration"),
+)
 
 
 @invariant(
@@ -35,7 +38,8 @@ def numbers_are_as_configured(facts: RunFacts) -> Answer:
             failures,
             id="optimizer.not_as_configured",
             title="the optimizer uses another number than was asked for",
-            remedy="forward the argument to the optimizer that is really built; its class has defaults of its own",
+            remedy="forward the argument to the optimizer that is really built; its class has defaults "
+            "of its own",
             confidence=0.97,
         ),
         failed=len(failures),
@@ -84,8 +88,8 @@ def norms_and_biases_are_not_decayed(facts: RunFacts) -> Answer:
             failures.values(),
             id="optimizer.decay_of_norm_or_bias",
             title="weight decay is applied to norms or biases",
-            remedy="give them a group with wd_mult 0 (get_param_groups); a norm of another class, or a group that lost "
-            "its wd_mult, is missed",
+            remedy="give them a group with wd_mult 0 (get_param_groups); a norm of another class, or a "
+            "group that lost its wd_mult, is missed",
             severity=Severity.ERROR,
             confidence=0.85,
         ),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 
 from mindspeed_precision.align.forced import loaded_states
-from mindspeed_precision.compare.movement import movement_of
+from mindspeed_precision.compare.movement import Unmoved, movement_of
 from mindspeed_precision.records import INIT_STEP, Phase, Role, Severity, TensorRecord
 from mindspeed_precision.verify.failures import Failure, failure, findings_of
 from mindspeed_precision.verify.invariants.registry import invariant
@@ -26,9 +27,12 @@ def updated_parameters_move(facts: RunFacts) -> Answer:
     errors = [one for one in movement.unmoved if not one.rounded]
     small = [one for one in movement.unmoved if one.rounded] if not movement.moved else []
     title = "a parameter has the same bits after an update as before it"
-    remedy = "does the optimizer write into the parameters that the model uses? are its groups those of this model?"
+    remedy = (
+        "does the optimizer write into the parameters that the model uses? are its groups those of "
+        "this model?"
+    )
 
-    def failures(unmoved: list) -> list[Failure]:  # type: ignore[type-arg]
+    def failures(unmoved: list[Unmoved]) -> list[Failure]:
         return [
             Failure(where=one.key, rank=one.rank, seq=0, found=f"lr {one.lr:g}, {_norm(one.gradient)}")
             for one in unmoved
@@ -36,9 +40,7 @@ def updated_parameters_move(facts: RunFacts) -> Answer:
 
     return Answer(
         exercised=exercised,
-        findings=findings_of(
-            failures(errors), id="optimizer.parameters_unmoved", title=title, remedy=remedy
-        )
+        findings=findings_of(failures(errors), id="optimizer.parameters_unmoved", title=title, remedy=remedy)
         + findings_of(
             failures(small),
             id="optimizer.parameters_unmoved",
@@ -48,7 +50,9 @@ def updated_parameters_move(facts: RunFacts) -> Answer:
             confidence=0.6,
         ),
         failed=len(errors) + len(small),
-        skipped="" if exercised else "no update was recorded with the parameter before it (capture.optimizer)",
+        skipped=""
+        if exercised
+        else "no update was recorded with the parameter before it (capture.optimizer)",
     )
 
 
@@ -62,9 +66,11 @@ def _norm(gradient: float | None) -> str:
     unit="parameters x steps",
 )
 def others_stay(facts: RunFacts) -> Answer:
-    """Compare bits of parameters without an update, or at a learning rate of 0, with those before the step."""
+    """Compare bits of parameters without an update, or at lr 0, with those before the step."""
     if facts.config.get("ddp_config", {}).get("overlap_param_gather"):
-        reason = "parameters are gathered after the step (overlap_param_gather): when they moved is not recorded"
+        reason = (
+            "parameters are gathered after the step (overlap_param_gather): when they moved is not recorded"
+        )
         return Answer(exercised=0, skipped=reason)
     rates = _rates(facts)
     forced = loaded_states(facts.run)
@@ -75,7 +81,11 @@ def others_stay(facts: RunFacts) -> Answer:
         before: dict[str, TensorRecord] = {}
         for record in rank.records:
             key = record.key
-            if key.role is not Role.PARAM or key.phase not in (Phase.INIT, Phase.OPTIMIZER) or key.fqn not in known:
+            if (
+                key.role is not Role.PARAM
+                or key.phase not in (Phase.INIT, Phase.OPTIMIZER)
+                or key.fqn not in known
+            ):
                 continue
             earlier, before[key.fqn] = before.get(key.fqn), record
             if earlier is None or key.step in forced or not _follows(facts, earlier, record):
@@ -87,14 +97,17 @@ def others_stay(facts: RunFacts) -> Answer:
                 continue
             exercised += 1
             if earlier.digest.fingerprint != record.digest.fingerprint:
-                failures.append(failure(record, number, *_why(known[key.fqn].trainable, (key.step, name) in rates)))
+                failures.append(
+                    failure(record, number, *_why(known[key.fqn].trainable, (key.step, name) in rates))
+                )
     return Answer(
         exercised=exercised,
         findings=findings_of(
             failures,
             id="optimizer.moved_without_update",
             title="a parameter moved that no optimizer should have moved",
-            remedy="what writes into it: an optimizer that is not observed, a load, a broadcast, a buffer that it shares?",
+            remedy="what writes into it: an optimizer that is not observed, a load, a broadcast, a "
+            "buffer that it shares?",
             confidence=0.9,
         ),
         failed=len(failures),
@@ -114,12 +127,13 @@ def _rates(facts: RunFacts) -> dict[tuple[int, str], float]:
     """Return the largest learning rate with which any rank updated a parameter in a step."""
     found: dict[tuple[int, str], float] = defaultdict(float)
     for number, record in facts.everywhere(Phase.OPTIMIZER, Role.HYPERPARAMETER):
-        if record.key.slot != "lr" or record.value is None:
+        if record.key.slot != "lr":
             continue
+        rate = math.inf if record.value is None else record.value  # without statistics it is not known
         parameter = facts.parameters(number).get(record.key.fqn)
         placement = parameter.placement if parameter else None
         for name in {record.key.fqn, (placement.copy_of if placement else "") or record.key.fqn}:
-            found[record.key.step, name] = max(found[record.key.step, name], record.value)
+            found[record.key.step, name] = max(found[record.key.step, name], rate)
     return dict(found)
 
 

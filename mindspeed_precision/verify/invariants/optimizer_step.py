@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -26,8 +27,8 @@ from mindspeed_precision.verify.updates import Update, updates
 
 _MOMENTS = {Role.EXP_AVG: "exp_avg", Role.EXP_AVG_SQ: "exp_avg_sq"}
 _NEEDS = (
-    "needs elements of the clipped gradient, exp_avg, exp_avg_sq and the parameter, after this step and the one "
-    "before (preset check)"
+    "needs elements of the clipped gradient, exp_avg, exp_avg_sq and the parameter, after this step and "
+    "the one before (preset check)"
 )
 
 
@@ -53,7 +54,6 @@ def _elements(facts: RunFacts, update: Update) -> _Elements | None:
     if gradient is None:
         return None
     flat = gradient.reshape(-1)
-    parameter = numbers(facts, update.rank, _same_range(update.original, update.updated))
 
     def moment(role: Role) -> Vector | None:
         if role in update.before:
@@ -63,17 +63,23 @@ def _elements(facts: RunFacts, update: Update) -> _Elements | None:
 
     return _Elements(
         gradient=flat,
-        parameter=None if parameter is None else parameter.reshape(-1),
+        parameter=_before(facts, update),
         first=moment(Role.EXP_AVG),
         second=moment(Role.EXP_AVG_SQ),
     )
 
 
-def _same_range(original: TensorRecord | None, updated: TensorRecord | None) -> TensorRecord | None:
-    """Return the parameter before an update where it holds the same elements as after it."""
-    if original is None or updated is None or original.numel != updated.numel:
+def _before(facts: RunFacts, update: Update) -> Vector | None:
+    """Return the elements of what was updated as they were before, ``[n]``; of a range its own."""
+    original, updated = update.original, update.updated
+    values = numbers(facts, update.rank, original)
+    if original is None or updated is None or values is None:
         return None
-    return original if original.part == updated.part or None in (original.part, updated.part) else None
+    flat = values.reshape(-1)
+    if updated.part is not None and original.part != updated.part and updated.numel < flat.size:
+        first = original.part[0] if original.part else 0
+        flat = flat[updated.part[0] - first : updated.part[1] - first]
+    return flat if flat.size == updated.numel else None
 
 
 @invariant(
@@ -86,7 +92,7 @@ def moments_are_recomputed(facts: RunFacts) -> Answer:
     failures: list[Failure] = []
     exercised, left = 0, 0
     for update in _every(facts):
-        for role, found, problem in _moments(facts, update):
+        for found, problem in _moments(facts, update):
             if found is None:
                 left += 1
                 continue
@@ -99,10 +105,13 @@ def moments_are_recomputed(facts: RunFacts) -> Answer:
             failures,
             id="optimizer.state_not_recomputed",
             title="a moment of the optimizer is not what its inputs give",
-            remedy="which betas did the kernel get, was the state lost or loaded, was the gradient another one?",
+            remedy="which betas did the kernel get, was the state lost or loaded, was the gradient "
+            "another one?",
         ),
         failed=len(failures),
-        skipped=f"{left} moments: {_NEEDS}" if left else ("" if exercised else "no update of Adam was recorded"),
+        skipped=f"{left} moments: {_NEEDS}"
+        if left
+        else ("" if exercised else "no update of Adam was recorded"),
     )
 
 
@@ -111,10 +120,8 @@ def _every(facts: RunFacts) -> Iterator[Update]:
         yield from updates(facts, rank)
 
 
-def _moments(
-    facts: RunFacts, update: Update
-) -> Iterator[tuple[Role, TensorRecord | None, tuple[str, str] | None]]:
-    """Yield each moment that was recorded; with None where it cannot be judged, else what is wrong with it."""
+def _moments(facts: RunFacts, update: Update) -> Iterator[tuple[TensorRecord | None, tuple[str, str] | None]]:
+    """Yield each moment that was recorded, None where it cannot be judged, and what is wrong with it."""
     given = Numbers.of(update.numbers, coupled=bool(decay_is_coupled(facts)))
     elements = _elements(facts, update) if given is not None else None
     for role, name in _MOMENTS.items():
@@ -123,9 +130,9 @@ def _moments(
             continue
         values = numbers(facts, update.rank, after)
         if elements is None or values is None:
-            yield role, None, None
+            yield None, None
             continue
-        yield role, *_judge_moment(after, name, values.reshape(-1), elements, given)
+        yield _judge_moment(after, name, values.reshape(-1), elements, given)
 
 
 def _judge_moment(
@@ -153,7 +160,10 @@ def _judge_moment(
     worst, beyond = law(before, gradient, beta, kept).worst(values)
     if worst <= 1:
         return after, None
-    found = f"{beyond} of {values.size} elements of {name} are off, by up to {worst:.3g} times what rounding allows"
+    found = (
+        f"{beyond} of {values.size} elements of {name} are off, by up to {worst:.3g} times what "
+        "rounding allows"
+    )
     return after, (found, _why_moment(name, before, gradient, values, beta, fits))
 
 
@@ -205,8 +215,8 @@ def parameters_are_recomputed(facts: RunFacts) -> Answer:
             failures,
             id="optimizer.update_not_recomputed",
             title="a parameter is not what the optimizer's formula gives",
-            remedy="compare what the kernel is called with to the parameter groups: step counter (before or after "
-            "this update), eps, decoupled weight decay, bias correction",
+            remedy="compare what the kernel is called with to the parameter groups: step counter "
+            "(before or after this update), eps, decoupled weight decay, bias correction",
         ),
         failed=len(failures),
         skipped="; ".join(f"{count} updates: {reason}" for reason, count in left.items())
@@ -263,7 +273,7 @@ def _descent(
 
 def _why_parameter(given: Numbers, fits: Callable[[Numbers], bool]) -> str:
     """Name the one number that, changed, gives the parameter that is there."""
-    wrong = [
+    wrong: list[tuple[str, dict[str, Any]]] = [
         (f"the step counter in the bias correction was {count:g}, not {given.count:g}", {"count": count})
         for count in (given.count + 1, given.count - 1, 1.0)
         if count > 0 and count != given.count
@@ -276,7 +286,9 @@ def _why_parameter(given: Numbers, fits: Callable[[Numbers], bool]) -> str:
     ]
     if given.weight_decay:
         wrong += [("weight decay was not applied", {"weight_decay": 0.0})]
-        wrong += [("weight decay was added to the gradient, not to the parameter", {"coupled": not given.coupled})]
+        wrong += [
+            ("weight decay was added to the gradient, not to the parameter", {"coupled": not given.coupled})
+        ]
     wrong += [
         (f"weight decay was {decay:g}, not {given.weight_decay:g}", {"weight_decay": decay})
         for decay in (0.1, 0.01)

@@ -9,7 +9,7 @@ import numpy as np
 
 from mindspeed_precision.dump.reader import RankRecords
 from mindspeed_precision.records import Phase, Role, TensorRecord
-from mindspeed_precision.verify.elements import is_finite, numbers, roundoff
+from mindspeed_precision.verify.elements import Vector, is_finite, numbers, rounded, roundoff
 from mindspeed_precision.verify.failures import Failure, failure, findings_of
 from mindspeed_precision.verify.freivalds import Excess, excess
 from mindspeed_precision.verify.gradients import Gemm, gemms
@@ -56,11 +56,13 @@ def wgrad_is_a_product(facts: RunFacts) -> Answer:
             failures,
             id="wgrad.not_the_product",
             title="dW is not the product of its operands",
-            remedy="the GEMM or what wraps it: its kernel, a stale or overwritten operand, a factor, a rounding in "
-            "between; keep the operands (capture.rules=[{phase: wgrad, level: tensor}]) and replay it",
+            remedy="the GEMM or what wraps it: its kernel, a stale or overwritten operand, a factor, a "
+            "rounding in between; keep the operands (capture.rules=[{phase: wgrad, level: tensor}]) and "
+            "replay it",
         ),
         failed=len(failures),
-        skipped=f"{left} products without elements of their operands (capture.verify_products, or level tensor)"
+        skipped=f"{left} products without elements of their operands (capture.verify_products, or level "
+        "tensor)"
         if left
         else ("" if exercised else "no GEMM of a parallel linear was recorded with its operands"),
     )
@@ -111,8 +113,8 @@ def _rounded_sum(facts: RunFacts, rank: int, one: Gemm) -> np.ndarray | None:
 
 def _text(found: Excess) -> str:
     return (
-        f"row {found.row} leaves a residual of {found.relative:.2e} of its norm, {found.ratio:.3g} times the bound "
-        "on rounding"
+        f"row {found.row} leaves a residual of {found.relative:.2e} of its norm, {found.ratio:.3g} "
+        "times the bound on rounding"
     )
 
 
@@ -139,8 +141,8 @@ def wgrad_arrives_as_made(facts: RunFacts) -> Answer:
             failures,
             id="wgrad.changed_on_the_way",
             title="dW was changed between its GEMM and its parameter",
-            remedy="what does the backward of the linear do with dW before it returns it? A cast to a narrower type "
-            "and back, a second accumulation and a factor do not belong there",
+            remedy="what does the backward of the linear do with dW before it returns it? A cast to a "
+            "narrower type and back, a second accumulation and a factor do not belong there",
         ),
         failed=len(failures),
         skipped=f"{several} products of modules that are used more than once in a microbatch"
@@ -176,6 +178,11 @@ def _change(facts: RunFacts, rank: int, made: TensorRecord, came: TensorRecord) 
         square = float(np.vdot(one, one))
         factor = float(np.vdot(one, two)) / square if square else 0.0
         rest = float(np.linalg.norm(two - factor * one) / max(np.linalg.norm(two), 1e-300))
+        if rest < 2.0**-6 and _narrow(two, made.dtype) and not _narrow(one, made.dtype):
+            return (
+                f"{int((one != two).sum())} of {made.numel} elements differ",
+                "it was rounded to a narrower type",
+            )
         return _named(factor, rest, f"{int((one != two).sum())} of {made.numel} elements differ")
     before, after = made.digest.statistics, came.digest.statistics
     if before is None or after is None or not before.l2_norm:
@@ -183,7 +190,16 @@ def _change(facts: RunFacts, rank: int, made: TensorRecord, came: TensorRecord) 
     factor = after.l2_norm / before.l2_norm
     scale = max(abs(before.minimum), abs(before.maximum)) * abs(factor)
     ends = abs(after.minimum - factor * before.minimum) + abs(after.maximum - factor * before.maximum)
-    return _named(factor, ends / scale if scale else 1.0, f"its norm was {before.l2_norm:.6g}, and is {after.l2_norm:.6g}")
+    return _named(
+        factor,
+        ends / scale if scale else 1.0,
+        f"its norm was {before.l2_norm:.6g}, and is {after.l2_norm:.6g}",
+    )
+
+
+def _narrow(values: Vector, dtype: str) -> bool:
+    """Tell whether every element fits into a type of 16 bits, though it is kept in a wider one."""
+    return roundoff(dtype) <= roundoff("float32") and bool((rounded(values, "bfloat16") == values).all())
 
 
 def _named(factor: float, rest: float, found: str) -> tuple[str, str]:
@@ -191,8 +207,6 @@ def _named(factor: float, rest: float, found: str) -> tuple[str, str]:
         return found, "nothing arrived"
     if abs(factor - 1) > 1e-4 and rest < 1e-4:
         return found, f"{factor:.6g} times what the GEMM gave arrived"
-    if rest < 2.0**-8 and abs(factor - 1) <= 1e-3:
-        return found, "it was rounded to a narrower type"
     return found, ""
 
 
@@ -213,7 +227,9 @@ def fused_gemm_runs_once(facts: RunFacts) -> Answer:
             exercised += 1
             bits = one.grad_output.digest.fingerprint, one.received.digest.fingerprint
             if (one.wgrad.key, bits) in seen:
-                failures.append(failure(one.wgrad, number, "the same operands were multiplied and added before"))
+                failures.append(
+                    failure(one.wgrad, number, "the same operands were multiplied and added before")
+                )
             seen.add((one.wgrad.key, bits))
     return Answer(
         exercised=exercised,
