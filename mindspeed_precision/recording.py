@@ -57,6 +57,7 @@ class Recording:
         self._trainable = [fqn for fqn, parameter in context.names.parameters if requires_grad(parameter)]
         self._reasons: set[str] = set()
         self._first_step: int | None = None
+        self._config: Mapping[str, Any] = {}
         self.steps_recorded = 0
 
     @classmethod
@@ -114,6 +115,7 @@ class Recording:
             placer=placer,
         )
         recording = cls(context=context, writer=writer, settings=settings, rank=coordinates.rank)
+        recording._config = manifest["config"]
         recording._kept = capture.attach(context, chunks, optimizer)
         recording._activation.__enter__()
         recorder.begin_step(INIT_STEP)
@@ -218,7 +220,13 @@ class Recording:
         """Bring ``run.json`` up to date (rank 0), or this rank's own findings."""
         plain_findings = [_finding(finding) for finding in findings]
         if self._rank == 0:
-            changes = {"findings": plain_findings, "patches": audit, "first_step": self._first_step}
+            changes: dict[str, Any] = {
+                "findings": plain_findings,
+                "patches": audit,
+                "first_step": self._first_step,
+            }
+            if self.context.schedule:  # it is known once the loop has stepped it
+                changes["config"] = {**self._config, "schedule": self.context.schedule}
             update_manifest(self._settings.out, changes)
         elif plain_findings:
             self._writer.write_findings(plain_findings)

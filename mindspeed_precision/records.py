@@ -75,6 +75,8 @@ class Role(str, Enum):
     """A number that the optimizer really used for one parameter; ``slot`` names it (lr, eps, …)."""
     RNG = "rng"
     """State of a random generator; ``slot`` names the generator."""
+    RESIDUAL = "residual"
+    """What is left of a law that was checked while training, as one number; ``slot`` names the law."""
 
 
 class Level(str, Enum):

@@ -156,7 +156,8 @@ class FakeRun:
         level: how much is kept of each record.
         payloads: shell pattern of fqns whose elements are kept whatever ``level`` says.
         lr: learning rate.
-        weight_decay: of every parameter.
+        weight_decay: of every parameter but those of ``undecayed``.
+        undecayed: parameters without weight decay.
         eps: Adam's.
         frozen: parameters that are not trained.
         transposed: parameters ``[out, in]`` whose dW arrives as the transpose of what lies in memory.
@@ -177,6 +178,7 @@ class FakeRun:
     payloads: str = ""
     lr: float = 0.01
     weight_decay: float = 0.1
+    undecayed: frozenset[str] = frozenset()
     eps: float = 1e-8
     frozen: frozenset[str] = frozenset()
     transposed: frozenset[str] = frozenset()
@@ -411,13 +413,13 @@ class _Trainer:
         run = self.run
         numbers = {
             "lr": run.lr,
-            "weight_decay": run.weight_decay,
+            "weight_decay": 0.0 if name in run.undecayed else run.weight_decay,
             "eps": run.eps,
             "beta1": 0.9,
             "beta2": 0.95,
         }
         given = {slot: float(see(Role.HYPERPARAMETER, np.asarray(v), slot)) for slot, v in numbers.items()}
-        see(Role.HYPERPARAMETER, np.asarray(float(step + 1)), "step")
+        see(Role.HYPERPARAMETER, np.asarray(float(step)), "step")  # updates before this one
         parameters, moments = self.parameters[recorder.rank], self.moments[recorder.rank]
         first, second = moments[name]
         f32 = np.float32
