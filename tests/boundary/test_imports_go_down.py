@@ -42,10 +42,12 @@ MAY_IMPORT = {
     "compare": {"dump", "align"},
     "diagnose": {"dump", "align", "compare", "backends"},  # backends: replay asks for one by name
     "verify": {"dump", "align", "compare"},
+    "launches": set(),
+    "preflight": {"launches", "determinism", "verify"},
     "report": {"dump", "align", "compare", "diagnose", "verify", "patching"},  # patching: `patches list`
 }
 ANYTHING = {"testing"}  # plays whole runs, so it may touch every stage
-NO_FRAMEWORK = {"record", "dump", "align", "compare", "diagnose", "verify", "report"}
+NO_FRAMEWORK = {"record", "dump", "align", "compare", "diagnose", "verify", "launches", "preflight", "report"}
 
 
 def imported(tree):
