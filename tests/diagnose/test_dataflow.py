@@ -10,6 +10,7 @@ from mindspeed_precision.diagnose.dataflow import RULES, rule_for
 from mindspeed_precision.diagnose.divergence import find_origins
 from mindspeed_precision.diagnose.graph import Graph, make_node
 from mindspeed_precision.diagnose.rules import finding_ids
+from mindspeed_precision.preflight import PREFLIGHT
 from mindspeed_precision.records import (
     Comparison,
     Digest,
@@ -21,7 +22,6 @@ from mindspeed_precision.records import (
     TensorRecord,
     Verdict,
 )
-from mindspeed_precision.preflight import PREFLIGHT
 from mindspeed_precision.verify.invariants import INVARIANTS
 
 ROOT = Path(__file__).resolve().parents[2]

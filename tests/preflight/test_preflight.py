@@ -12,9 +12,9 @@ import pytest
 
 from mindspeed_precision.cli import main
 from mindspeed_precision.errors import ConfigError
+from mindspeed_precision.launches import read_launch
 from mindspeed_precision.launches.conditions import names_of
 from mindspeed_precision.launches.known import known_arguments
-from mindspeed_precision.launches import read_launch
 from mindspeed_precision.preflight import PREFLIGHT, preflight
 from mindspeed_precision.preflight.planned import Planned, installed_versions
 from mindspeed_precision.preflight.rules import rules
@@ -39,7 +39,8 @@ HEALTHY = (  # noqa: SIM905 - as one would type it
     "--micro-batch-size 1 --global-batch-size 8 --train-iters 5 --lr 1e-3 --min-lr 1e-4 --hidden-dropout 0 "
     "--attention-dropout 0 --no-gradient-accumulation-fusion --transformer-impl local "
     "--tokenizer-type NullTokenizer --vocab-size 255 --mock-data --no-persist-layer-norm --no-rope-fusion "
-    "--no-masked-softmax-fusion --no-bias-gelu-fusion --no-bias-swiglu-fusion --no-bias-dropout-fusion --distributed-backend gloo"
+    "--no-masked-softmax-fusion --no-bias-gelu-fusion --no-bias-swiglu-fusion "
+    "--no-bias-dropout-fusion --distributed-backend gloo"
 ).split()
 MOE = "--num-experts 8 --moe-aux-loss-coeff 0.01 --disable-bias-linear"
 FULL = "--recompute-granularity full"
