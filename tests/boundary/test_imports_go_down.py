@@ -43,10 +43,24 @@ MAY_IMPORT = {
     "compare": {"dump", "align"},
     "diagnose": {"dump", "align", "compare", "backends"},  # backends: replay asks for one by name
     "verify": {"dump", "align", "compare"},
+    "launches": set(),
+    "certify": {"dump", "align", "launches", "determinism", "flow"},  # flow: what `compare` is
+    "preflight": {"launches", "determinism", "verify"},
     "report": {"dump", "align", "compare", "diagnose", "verify", "patching"},  # patching: `patches list`
 }
 ANYTHING = {"testing"}  # plays whole runs, so it may touch every stage
-NO_FRAMEWORK = {"record", "dump", "align", "compare", "diagnose", "verify", "report"}
+NO_FRAMEWORK = {
+    "record",
+    "dump",
+    "align",
+    "compare",
+    "diagnose",
+    "verify",
+    "launches",
+    "preflight",
+    "certify",
+    "report",
+}
 
 
 def imported(tree):

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "mindspeed_precision"
-OFFLINE = ("dump", "align", "compare", "diagnose", "verify", "report")
+OFFLINE = ("dump", "align", "compare", "diagnose", "verify", "launches", "preflight", "certify", "report")
 FRAMEWORKS = ("torch", "torch_npu", "mindspore", "megatron", "mindspeed", "mindspeed_llm")
 
 PROGRAM = """
