@@ -32,7 +32,7 @@ DTYPES = {
     "float64": torch.float64,
     "float8_e4m3fn": torch.float8_e4m3fn,
 }
-LEVELS = {"fingerprint": 0, "statistics": kernels.STATISTICS, "sketch": kernels.STATISTICS | kernels.SKETCH}
+LEVELS = {"fingerprint": (False, False), "statistics": (True, False), "sketch": (True, True)}
 
 
 def _plain_read(directory: str) -> Callable[[int, int], object]:
@@ -88,10 +88,11 @@ def main() -> None:
             for name, dtype in DTYPES.items():
                 tensor = torch.randn(size // dtype.itemsize).to(dtype)
                 geometry = kernels.Geometry((tensor.numel(),), (1,), _reading(name, dtype))
-                address, into = tensor.data_ptr(), partial(kernel.into, tensor.data_ptr(), geometry)
+                address = tensor.data_ptr()
+                into = partial(kernel.into, address, geometry, ctypes.addressof(output))
                 calls: dict[str, Callable[[], object]] = {"": partial(plain, address, size // 8)}
-                for level, wanted in LEVELS.items():
-                    calls[level] = partial(into, wanted, ctypes.addressof(output))
+                for level, (moments, sketch) in LEVELS.items():
+                    calls[level] = partial(into, statistics=moments, sketch=sketch)
                 if size == SMALL:
                     by_torch = partial(TorchBackend(kernel=False).begin_digest, tensor)
                     calls["torch"] = partial(by_torch, statistics=False)

@@ -34,7 +34,7 @@ from mindspeed_precision.records import Digest, Part, Placement, Split
 
 SWITCH = "MINDSPEED_PRECISION_KERNEL"
 SOURCE = Path(__file__).with_name("digest_kernel.c")
-INCLUDED = Path(__file__).with_name("digest_hash.h")
+INCLUDED = tuple(map(SOURCE.with_name, ("digest_hash.h", "digest_statistics.h")))
 COMPILERS = ("cc", "gcc", "clang")
 BASE_FLAGS = ("-std=c11", "-O3", "-ffp-contract=off", "-fno-strict-aliasing", "-shared", "-fPIC")
 TARGET_FLAGS = (("-march=native", "-mprefer-vector-width=512"), ("-march=native",), ("-mcpu=native",), ())
@@ -292,7 +292,7 @@ def _compiled() -> tuple[Path, str]:
     if compiler is None:
         raise OSError(f"none of {', '.join(names)} is installed")
     directory, failure = _cache(), ""
-    text = SOURCE.read_bytes() + INCLUDED.read_bytes() + _processor() + compiler.encode()
+    text = b"".join(part.read_bytes() for part in (SOURCE, *INCLUDED)) + _processor() + compiler.encode()
     key = hashlib.blake2b(text, digest_size=8).hexdigest()
     for target in TARGET_FLAGS:
         flags = [*BASE_FLAGS, *target]
@@ -310,7 +310,7 @@ def _compile(compiler: str, flags: Sequence[str], library: Path) -> str:
     os.close(handle)
     try:
         done = subprocess.run(
-            [compiler, *flags, f"-I{INCLUDED.parent}", str(SOURCE), "-o", part],
+            [compiler, *flags, f"-I{INCLUDED[0].parent}", str(SOURCE), "-o", part],
             capture_output=True,
             text=True,
             timeout=120,
