@@ -165,36 +165,54 @@ static inline void end_exponents(const struct exponents *e, struct scan *out)
 }
 #endif
 
+/* A scan while its sums are vectors. */
+struct scanning {
+    struct exponents exponents;
+    struct lanes sums;
+    floats_t low, high;
+};
+
+static inline void begin_scan(struct scanning *s, const float *numbers)
+{
+    for (int part = 0; part < PARTS; part++) s->sums.total[part] = s->sums.squares[part] = (doubles_t){0};
+    memcpy(&s->low, numbers, sizeof s->low), s->high = s->low;
+    begin_exponents(&s->exponents);
+}
+
+static inline __attribute__((always_inline)) void add_chunk(struct scanning *s, const float *numbers, uint8_t *exponent)
+{
+    add_exponents(&s->exponents, numbers, exponent);
+    for (int k = 0; k < CHUNK; k += FLOATS) {
+        floats_t value;
+        memcpy(&value, numbers + k, sizeof value);
+        s->low = smaller(value, s->low), s->high = larger(value, s->high);
+    }
+    for (int k = 0; k < CHUNK; k += LANES)
+        for (int part = 0; part < PARTS; part++) {
+            const doubles_t wide = widened(numbers + k + part * DOUBLES);
+            s->sums.total[part] += wide;
+            s->sums.squares[part] = plus_square(s->sums.squares[part], wide);
+        }
+}
+
+static inline void end_scan(const struct scanning *s, struct scan *out)
+{
+    out->sums = s->sums;
+    end_exponents(&s->exponents, out);
+    out->low = s->low[0], out->high = s->high[0];
+    for (int k = 1; k < FLOATS; k++) {
+        out->low = s->low[k] < out->low ? s->low[k] : out->low;
+        out->high = s->high[k] > out->high ? s->high[k] : out->high;
+    }
+}
+
 /* Look at `n` numbers, a multiple of CHUNK. */
 static void scan(const float *numbers, int n, uint8_t *exponent, struct scan *out)
 {
-    struct exponents e;
-    doubles_t total[PARTS], squares[PARTS];
-    floats_t low, high;
-    for (int part = 0; part < PARTS; part++) total[part] = squares[part] = (doubles_t){0};
-    memcpy(&low, numbers, sizeof low), high = low;
-    begin_exponents(&e);
-    for (int i = 0; i < n; i += CHUNK) {
-        add_exponents(&e, numbers + i, exponent + i);
-        for (int k = i; k < i + CHUNK; k += FLOATS) {
-            floats_t value;
-            memcpy(&value, numbers + k, sizeof value);
-            low = smaller(value, low), high = larger(value, high);
-        }
-        for (int k = i; k < i + CHUNK; k += LANES)
-            for (int part = 0; part < PARTS; part++) {
-                const doubles_t wide = widened(numbers + k + part * DOUBLES);
-                total[part] += wide;
-                squares[part] = plus_square(squares[part], wide);
-            }
-    }
-    memcpy(out->sums.total, total, sizeof total), memcpy(out->sums.squares, squares, sizeof squares);
-    end_exponents(&e, out);
-    out->low = low[0], out->high = high[0];
-    for (int k = 1; k < FLOATS; k++) {
-        out->low = low[k] < out->low ? low[k] : out->low;
-        out->high = high[k] > out->high ? high[k] : out->high;
-    }
+    struct scanning s;
+    begin_scan(&s, numbers);
+    for (int i = 0; i < n; i += CHUNK) add_chunk(&s, numbers + i, exponent + i);
+    end_scan(&s, out);
 }
 
 /* Count the bytes of `data` that equal four values, or those until `last`: a byte counts to BLOCK / SHORT. */
