@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -19,7 +19,7 @@ from mindspeed_precision.dump.format import Problem
 from mindspeed_precision.dump.writer import RankWriter
 from mindspeed_precision.record.site import Site, SiteTable
 from mindspeed_precision.record.statistics import digest_host, digest_number
-from mindspeed_precision.records import INIT_STEP, NO_MICROBATCH, Part, Phase, Place, Role
+from mindspeed_precision.records import INIT_STEP, NO_MICROBATCH, Digest, Part, Phase, Place, Role
 
 _NUMBER = Form(shape=(), dtype="float64", layout=None)
 
@@ -46,6 +46,16 @@ _origin_text = lru_cache(maxsize=8192)(origin_text)
 def _number_text(bits: bytes) -> str:
     """Return the digest of a float64, by its bits: hyperparameters are the same for all parameters."""
     return digest_text(digest_number(struct.unpack("<d", bits)[0]))
+
+
+def _texts(digests: Sequence[Digest]) -> Iterator[str]:
+    """Yield the text of each digest; what was found twice in a step is written once."""
+    texts: dict[int, str] = {}
+    for digest in digests:
+        text = texts.get(id(digest))
+        if text is None:
+            text = texts[id(digest)] = digest_text(digest)
+        yield text
 
 
 @contextmanager
@@ -231,7 +241,7 @@ class Recorder:
     def _finish(self, pending: list[_Pending]) -> list[tuple[_Pending, str]]:
         waiting = [item for item in pending if item.digest is None]
         try:
-            finished = map(digest_text, self._backend.finish_digests([item.handle for item in waiting]))
+            finished = _texts(self._backend.finish_digests([item.handle for item in waiting]))
             return [(item, item.digest if item.digest is not None else next(finished)) for item in pending]
         except Exception as error:  # noqa: BLE001  as in observe
             self._add_problem(f"all {len(waiting)} tensors of step {self.step}", error)
