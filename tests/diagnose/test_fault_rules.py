@@ -517,5 +517,8 @@ def test_every_registered_id_is_exercised_by_a_test():
         "parallel.replicas_differ",
         "reduce.own_fault",
         "wgrad.own_fault",
+        "dgrad.scaled",
+        "loss.gradient_scaled",
+        "fprop.recomputed_differs",
     }
     assert finding_ids() == exercised | elsewhere
