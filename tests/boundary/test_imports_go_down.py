@@ -20,6 +20,7 @@ FOUNDATION = {
     "records",
     "errors",
     "config",
+    "meanings",
     "repeats",
     "backends.base",
     "backends.capture_base",
