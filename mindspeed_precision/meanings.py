@@ -104,7 +104,7 @@ def load_meanings() -> Meanings:
         ConfigError: a table does not fit its schema, or gives one name twice.
     """
     directory = data_directory("configs") / "meanings"
-    files = [path for path in sorted(directory.glob("*.yaml")) if path.stem != "aliases"]
+    files = [path for path in sorted(directory.glob("*.yaml")) if path.stem not in ("aliases", "forwarded")]
     return read_meanings(files)
 
 

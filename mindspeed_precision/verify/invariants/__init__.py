@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mindspeed_precision.verify.invariants import groups, in_effect
 from mindspeed_precision.verify.invariants.registry import INVARIANTS
 
-__all__ = ["INVARIANTS"]
+__all__ = ["INVARIANTS", "groups", "in_effect"]
