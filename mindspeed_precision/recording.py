@@ -20,6 +20,7 @@ from mindspeed_precision.capture.configuration import (
     versions,
 )
 from mindspeed_precision.capture.context import CaptureContext, activated
+from mindspeed_precision.capture.effective import effective_state
 from mindspeed_precision.capture.layout_rules import load_layout_rules
 from mindspeed_precision.capture.names import Names, canonical_names
 from mindspeed_precision.capture.optimizer import observe_grad_norm, observe_parameters
@@ -102,6 +103,7 @@ class Recording:
         settings = replace(settings, capture=settings.capture.on_rank(coordinates.rank))
         placed = placements(backend, names, coordinates)
         writer.declare_parameters(_declarations(backend, names, placed))
+        writer.write_effective(effective_state(backend, names, optimizer))
         recorder = Recorder(backend=backend, writer=writer, settings=settings)
         placer = ActivationPlacer(
             backend=backend, rules=rules, names=names, coordinates=coordinates, parameters=placed

@@ -20,6 +20,7 @@ FOUNDATION = {
     "records",
     "errors",
     "config",
+    "meanings",
     "repeats",
     "symptoms",
     "backends.base",

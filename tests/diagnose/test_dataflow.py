@@ -24,6 +24,7 @@ from mindspeed_precision.records import (
     Verdict,
 )
 from mindspeed_precision.verify.invariants import INVARIANTS
+from mindspeed_precision.verify.pair import PAIR
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -34,7 +35,7 @@ def documented_ids() -> set[str]:
 
 
 def test_every_finding_is_documented_and_every_documented_one_exists():
-    assert documented_ids() == finding_ids() | INVARIANTS.ids() | PREFLIGHT.ids() | set(CERTIFY)
+    assert documented_ids() == finding_ids() | INVARIANTS.ids() | PREFLIGHT.ids() | PAIR.ids() | set(CERTIFY)
 
 
 def test_rules_only_look_at_what_came_before():

@@ -9,7 +9,9 @@ from mindspeed_precision.verify.invariants import (
     counters,
     data,
     grad_norm,
+    groups,
     hyperparameters,
+    in_effect,
     layout,
     loss,
     movement,
@@ -27,6 +29,8 @@ from mindspeed_precision.verify.invariants.registry import INVARIANTS
 
 MODULES = (
     vacuity,
+    in_effect,
+    groups,
     nonfinite,
     data,
     randomness,
