@@ -29,6 +29,7 @@ from mindspeed_precision.dump.format import SCHEMA, Problem
 from mindspeed_precision.dump.writer import RankWriter, create_run, update_manifest
 from mindspeed_precision.errors import ConfigError, PrecisionError
 from mindspeed_precision.record.recorder import Recorder
+from mindspeed_precision.record.watch import Watch
 from mindspeed_precision.records import (
     INIT_STEP,
     Finding,
@@ -101,7 +102,8 @@ class Recording:
         settings = replace(settings, capture=settings.capture.on_rank(coordinates.rank))
         placed = placements(backend, names, coordinates)
         writer.declare_parameters(_declarations(backend, names, placed))
-        recorder = Recorder(backend=backend, writer=writer, settings=settings)
+        watch = _watch(backend, names, coordinates) if settings.capture.live_warnings else None
+        recorder = Recorder(backend=backend, writer=writer, settings=settings, watch=watch)
         placer = ActivationPlacer(
             backend=backend, rules=rules, names=names, coordinates=coordinates, parameters=placed
         )
@@ -234,6 +236,11 @@ class Recording:
         capture.detach(self._kept)
         self._kept = []
         self._activation.__exit__(None, None, None)
+
+
+def _watch(backend: CaptureBackend, names: Names, coordinates: RankCoordinates) -> Watch:
+    scaled = any(backend.dtype(parameter) == "float16" for _, parameter in names.parameters)
+    return Watch(where=coordinates, scaled=scaled)
 
 
 def _no_forward(rank: int) -> Finding:

@@ -52,6 +52,7 @@ class RankRecords:
         findings: what this rank found while it ran, if it is not in the manifest.
         notes: what a reader must know of this rank.
         fingerprint: definition of the records' fingerprints.
+        unfinished: records of the step in which the rank ended by an error; part of no whole step.
     """
 
     directory: Path
@@ -64,6 +65,7 @@ class RankRecords:
     findings: tuple[Any, ...] = ()
     notes: tuple[str, ...] = ()
     fingerprint: str = FINGERPRINT
+    unfinished: tuple[TensorRecord, ...] = ()
     _files: dict[str, PayloadFile] = field(default_factory=dict, compare=False, repr=False)
 
     def holds(self, fqn: str) -> bool:
@@ -306,6 +308,7 @@ def _load_rank(directory: Path) -> RankRecords | None:
         findings=_load_findings(directory / FINDINGS),
         notes=tuple(_notes(index, torn=bool(torn), complete=complete)),
         fingerprint=index.fingerprint,
+        unfinished=tuple(index.pending),
     )
 
 

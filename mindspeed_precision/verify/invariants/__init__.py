@@ -11,7 +11,9 @@ from mindspeed_precision.verify.invariants import (
     randomness,
     recompute,
     replicas,
+    rows,
     symptoms,
+    transfers,
     vacuity,
 )
 from mindspeed_precision.verify.invariants.registry import INVARIANTS
@@ -22,6 +24,8 @@ MODULES = (
     data,
     randomness,
     recompute,
+    rows,
+    transfers,
     collectives,
     loss,
     replicas,

@@ -120,7 +120,7 @@ def _finding(
     return Finding(
         id=id_,
         severity=Severity.ERROR,
-        confidence=0.9,
+        confidence=0.98,
         title=title,
         evidence=(
             f"{first.record.key.slot} on ranks {ranks} at the start of step {first.record.key.step}, which "
