@@ -260,7 +260,7 @@ def test_operands_lie_alike_on_all_ranks(tmp_path):
 
 
 def staged(directory, *, lost=()):
-    """Return two pipeline stages that send activations forward and gradients back; ``lost``: not all of it."""
+    """Return two pipeline stages that send activations forward, gradients back; ``lost``: not all of it."""
     builder = RunBuilder(ranks(2, pp_size=2))
     hidden = np.arange(8, dtype=np.float32).reshape(2, 4) + 1
     at = {"microbatch": 0, "slot": "0"}

@@ -178,15 +178,18 @@ def test_a_run_that_ended_early(tmp_path):
     assert not findings_of(write_fake_run(tmp_path / "whole", ranks=2), "coverage.run_stopped")
 
 
-@pytest.mark.parametrize("phase", ["reduce", "optimizer", "init"])
-def test_replicas_over_the_data_parallel_ranks(tmp_path, phase):
+def test_replicas_over_healthy_data_parallel_ranks(tmp_path):
     healthy = write_fake_run(tmp_path / "healthy", ranks=2)
     assert not findings_of(healthy)
     assert outcome_of(healthy, "parallel.replicas_differ").exercised > 50
+
+
+@pytest.mark.parametrize("phase", ["reduce", "optimizer", "init"])
+def test_replicas_over_the_data_parallel_ranks(tmp_path, phase):
     role = "reduced_grad" if phase == "reduce" else "param"
     name = "decoder.layers.0.mlp.linear_fc1.weight"
     fault = plant(phase=phase, role=role, fqn=name, rank=1, value=scaled(1.5))
-    finding = findings_of(write_fake_run(tmp_path / "faulty", ranks=2, plants=[fault]))
+    finding = findings_of(write_fake_run(tmp_path / "faulty", ranks=2, steps=1, plants=[fault]))
     where = finding["parallel.replicas_differ"].where
     assert (where.fqn, where.phase.value) == (name, phase)
     assert "ranks 0 and ranks 1 hold different bits" in finding["parallel.replicas_differ"].evidence[1]
