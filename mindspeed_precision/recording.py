@@ -12,6 +12,7 @@ from mindspeed_precision.backends.capture_base import CaptureBackend
 from mindspeed_precision.backends.detect import capture_backend
 from mindspeed_precision.capture.activations import ActivationPlacer
 from mindspeed_precision.capture.batch import observe_random_states, observe_step_losses
+from mindspeed_precision.capture.between_steps import BetweenSteps
 from mindspeed_precision.capture.configuration import (
     effective_configuration,
     environment,
@@ -59,6 +60,8 @@ class Recording:
         self._reasons: set[str] = set()
         self._first_step: int | None = None
         self.steps_recorded = 0
+        self._between_steps = BetweenSteps(rank)
+        self._drawn: list[Finding] = []
 
     @classmethod
     def open(
@@ -128,6 +131,7 @@ class Recording:
         self.context.recorder.begin_step(step)
         self.context.clock.begin_step()
         if self.context.settings.batch:
+            self._drawn += self._between_steps.begin_step(step)
             observe_random_states(self.context)
 
     def log(self, *, loss: Any, grad_norm: Any) -> None:
@@ -143,7 +147,11 @@ class Recording:
         clock.end_step()
         microbatches = clock.microbatches
         findings = self._failed(self.context.recorder.end_step())
+        findings += self._drawn
+        self._drawn = []
         self.steps_recorded += step in self._settings.steps
+        if self.context.settings.batch:
+            self._between_steps.end_step()
         if self.context.settings.wgrad:
             findings += self._missing(step, microbatches)
         return findings

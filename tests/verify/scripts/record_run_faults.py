@@ -204,6 +204,22 @@ def dropout_off_after_a_step(trainer):
     trainer.train_one_step = train_and_evaluate
 
 
+def evaluation(trainer):
+    """An evaluation after each step, as Megatron's: forward only, in eval mode, train mode after it."""
+    train, batches = trainer.train_one_step, trainer._batches()
+
+    def train_and_evaluate():
+        result = train()
+        with torch.no_grad():
+            for chunk in trainer.model:
+                chunk.eval()
+                trainer._forward_step(batches, chunk)
+                chunk.train()
+        return result
+
+    trainer.train_one_step = train_and_evaluate
+
+
 def first_batch_again(trainer):
     """The second step's batch is that of the first one; new ones follow."""
     batches, n = trainer._data, trainer.settings.microbatches
@@ -252,6 +268,7 @@ FAULTS = (
     one_microbatch_twice,
     dropout_off_after_a_step,
     first_batch_again,
+    evaluation,
     lost_token,
     lossy_transfer,
 )
