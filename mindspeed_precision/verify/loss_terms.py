@@ -92,7 +92,7 @@ def _of_rank(facts: RunFacts, rank: int) -> Iterator[MicrobatchLoss]:
             value=loss.value,
             tokens=tokens or 0.0,
             summed=given is not None,
-            token_sum=None if output is None or mask is None else _token_sum(facts, rank, output, mask),
+            token_sum=_token_sum(facts, rank, output, mask, given),
             gradient=None if gradient is None else _one_number(gradient),
             gradient_record=gradient,
             microbatches=held.microbatches.get(loss.key.step, 0),
@@ -120,9 +120,16 @@ def _sum(record: TensorRecord) -> float | None:
     )
 
 
-def _token_sum(facts: RunFacts, rank: int, output: TensorRecord, mask: TensorRecord) -> float | None:
-    """Return the sum of the token losses under the mask; None where statistics do not tell it."""
-    if output.numel != mask.numel or output.dtype not in ("float32", "float64"):
+def _token_sum(
+    facts: RunFacts, rank: int, output: TensorRecord | None, mask: TensorRecord | None, given: float | None
+) -> float | None:
+    """Return the sum of the token losses under the mask; None where it is not known.
+
+    A loss function that counts other tokens than the mask of the batch has a mask of its own.
+    """
+    if output is None or mask is None or output.numel != mask.numel:
+        return None
+    if output.dtype not in ("float32", "float64") or given not in (None, _sum(mask)):
         return None
     statistics = mask.digest.statistics
     if statistics is not None and statistics.minimum == statistics.maximum == 1:

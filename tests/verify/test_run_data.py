@@ -183,8 +183,7 @@ def recomputing(directory, changed=""):
     at = {"microbatch": 0, "slot": "0"}
     for again in (False, True):
         for name in ("attention", "mlp"):
-            given = hidden + (name == changed == "mlp") * again * 0
-            builder.add("input", "fprop", name, given, recomputed=again, **at)
+            builder.add("input", "fprop", name, hidden, recomputed=again, **at)
             builder.add("output", "fprop", name, hidden + again * (name == changed), recomputed=again, **at)
     return builder.write(directory)
 
@@ -258,3 +257,64 @@ def test_operands_lie_alike_on_all_ranks(tmp_path):
     assert outcome_of(healthy, "layout.differs_between_ranks").exercised == 1
     finding = findings_of(multiplying(tmp_path / "faulty", [(4, 1), (1, 2)]))["layout.differs_between_ranks"]
     assert "rank 0: strides [4, 1]; rank 1: strides [1, 2]" in finding.evidence[0]
+
+
+def staged(directory, *, lost=()):
+    """Return two pipeline stages that send activations forward, gradients back; ``lost``: not all of it."""
+    builder = RunBuilder(ranks(2, pp_size=2))
+    hidden = np.arange(8, dtype=np.float32).reshape(2, 4) + 1
+    at = {"microbatch": 0, "slot": "0"}
+    builder.add("output", "fprop", "", hidden, rank=0, **at)
+    received = np.where(np.arange(8).reshape(2, 4) == 3, 0, hidden) if "forward" in lost else hidden
+    builder.add("input", "fprop", "decoder", received.astype(np.float32), rank=1, **at)
+    builder.add("output", "fprop", "", np.float32([[1, 2, 3, 4]]), rank=1, **at)
+    builder.add("grad_input", "dgrad", "decoder", hidden / 7, rank=1, **at)
+    back = hidden / 7 * (2 if "backward" in lost else 1)
+    builder.add("grad_output", "dgrad", "", back.astype(np.float32), rank=0, **at)
+    return builder.write(directory)
+
+
+def test_a_stage_works_on_what_the_one_before_sent(tmp_path):
+    healthy = staged(tmp_path / "healthy")
+    assert not findings_of(healthy, "parallel.stage_received_other")
+    assert outcome_of(healthy, "parallel.stage_received_other").exercised == 2
+
+
+@pytest.mark.parametrize(
+    ("way", "name", "phase"), [("forward", "decoder", "fprop"), ("backward", "", "dgrad")]
+)
+def test_a_transfer_that_loses_something(tmp_path, way, name, phase):
+    finding = findings_of(staged(tmp_path / "run", lost=(way,)))["parallel.stage_received_other"]
+    assert (finding.where.fqn, finding.where.phase.value) == (name, phase)
+
+
+def normed(directory, *, given=None, got=None, weight=None, name="layers.0.input_layernorm"):
+    builder, rows = RunBuilder(), np.arange(24, dtype=np.float32).reshape(3, 8) + 1
+    at = {"microbatch": 0, "slot": "0"}
+    builder.add(
+        "param", "init", f"{name}.weight", np.ones(8, np.float32) if weight is None else weight, step=-1
+    )
+    builder.add("input", "fprop", name, rows if given is None else given, **at)
+    builder.add("output", "fprop", name, rows if got is None else got, **at)
+    return builder.write(directory)
+
+
+LAST_ROW_ZERO = np.concatenate([np.ones((2, 8)), np.zeros((1, 8))]).astype(np.float32)
+TWO_WEIGHTS = np.array([0, 1, 1, 1, 0, 1, 1, 1], np.float32)
+
+
+def test_no_row_of_zeros(tmp_path):
+    name = "fprop.zero_rows"
+    assert not findings_of(normed(tmp_path / "healthy"), name)
+    assert not findings_of(normed(tmp_path / "padded", given=LAST_ROW_ZERO, got=LAST_ROW_ZERO), name)
+    assert not findings_of(normed(tmp_path / "weights", got=LAST_ROW_ZERO, weight=TWO_WEIGHTS), name)
+    finding = findings_of(normed(tmp_path / "faulty", got=LAST_ROW_ZERO))[name]
+    assert "8 zeros in [3, 8]; 0 come from what it has and is given" in finding.evidence[0]
+
+
+def test_no_row_of_zeros_in_an_embedding(tmp_path):
+    given, name = np.arange(3), "embedding.word_embeddings"
+    assert not findings_of(normed(tmp_path / "healthy", given=given, name=name), "fprop.zero_rows")
+    assert "fprop.zero_rows" in findings_of(
+        normed(tmp_path / "faulty", given=given, got=LAST_ROW_ZERO, name=name)
+    )

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from run_building import RunBuilder, findings_of, outcome_of, ranks
 
+from mindspeed_precision.dump.reader import load_run
+from mindspeed_precision.dump.writer import update_manifest
 from mindspeed_precision.symptoms import symptoms
 from mindspeed_precision.testing.fake_runs import plant, scaled, write_fake_run
 
@@ -178,15 +180,48 @@ def test_a_run_that_ended_early(tmp_path):
     assert not findings_of(write_fake_run(tmp_path / "whole", ranks=2), "coverage.run_stopped")
 
 
-@pytest.mark.parametrize("phase", ["reduce", "optimizer", "init"])
-def test_replicas_over_the_data_parallel_ranks(tmp_path, phase):
+def test_replicas_over_healthy_data_parallel_ranks(tmp_path):
     healthy = write_fake_run(tmp_path / "healthy", ranks=2)
     assert not findings_of(healthy)
     assert outcome_of(healthy, "parallel.replicas_differ").exercised > 50
+
+
+@pytest.mark.parametrize("phase", ["reduce", "optimizer", "init"])
+def test_replicas_over_the_data_parallel_ranks(tmp_path, phase):
     role = "reduced_grad" if phase == "reduce" else "param"
     name = "decoder.layers.0.mlp.linear_fc1.weight"
     fault = plant(phase=phase, role=role, fqn=name, rank=1, value=scaled(1.5))
-    finding = findings_of(write_fake_run(tmp_path / "faulty", ranks=2, plants=[fault]))
+    finding = findings_of(write_fake_run(tmp_path / "faulty", ranks=2, steps=1, plants=[fault]))
     where = finding["parallel.replicas_differ"].where
     assert (where.fqn, where.phase.value) == (name, phase)
     assert "ranks 0 and ranks 1 hold different bits" in finding["parallel.replicas_differ"].evidence[1]
+
+
+def reporting(directory, *entries):
+    """Return a run that reported something while it ran."""
+    builder = RunBuilder()
+    for step in range(3):
+        state = np.full(8, step, np.uint8)
+        builder.add("rng", "batch", "rng", state, step=step, slot="model-parallel-rng")
+    builder.write(directory)
+    update_manifest(directory, {"findings": list(entries)})
+    return load_run(directory)
+
+
+GAP = {
+    "id": "coverage.parameter_without_wgrad",
+    "severity": "warning",
+    "title": "no dW of w",
+    "confidence": 1.0,
+}
+DRAWN = {"id": "rng.moved_between_steps", "severity": "warning", "title": "model-parallel-rng was drawn from"}
+START = {"id": "determinism.too_late", "severity": "warning", "title": "a switch was set too late"}
+
+
+def test_what_a_run_reported_of_itself(tmp_path):
+    healthy = reporting(tmp_path / "healthy", START)
+    assert not findings_of(healthy, GAP["id"], DRAWN["id"], START["id"])
+    assert outcome_of(healthy, "rng.moved_between_steps").exercised == 2
+    found = findings_of(reporting(tmp_path / "run", GAP, GAP, DRAWN), GAP["id"], DRAWN["id"])
+    assert found[GAP["id"]].evidence == ("reported by the run while running",)
+    assert set(found) == {GAP["id"], DRAWN["id"]}

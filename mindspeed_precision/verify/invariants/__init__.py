@@ -22,7 +22,9 @@ from mindspeed_precision.verify.invariants import (
     recompute,
     reduction,
     replicas,
+    rows,
     symptoms,
+    transfers,
     vacuity,
 )
 from mindspeed_precision.verify.invariants.registry import INVARIANTS
@@ -35,6 +37,8 @@ MODULES = (
     data,
     randomness,
     recompute,
+    rows,
+    transfers,
     collectives,
     loss,
     products,

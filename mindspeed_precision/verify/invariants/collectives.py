@@ -61,7 +61,7 @@ def result_flows_on(facts: RunFacts) -> Answer:
     finding = Finding(
         id="reduce.result_discarded",
         severity=Severity.ERROR,
-        confidence=0.95,
+        confidence=0.98,
         title=f"{first.record.key.fqn or '(model)'} gets a partial sum: the all-reduce before it is lost",
         evidence=(f"rank {first.rank}: {first.text}", f"{len(found)} all-reduces"),
         remedy="an all-reduce of x.contiguous() leaves x alone where that is a copy: give it a contiguous "
@@ -112,7 +112,7 @@ def copies_are_not_summed(facts: RunFacts) -> Answer:
     finding = Finding(
         id="reduce.copies_summed",
         severity=Severity.ERROR,
-        confidence=0.9,
+        confidence=0.98,
         title=f"{first.record.key.fqn or 'the loss of the model'}: copies of one tensor are added up over the"
         " tensor-parallel group",
         evidence=(

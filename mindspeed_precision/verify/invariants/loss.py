@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from mindspeed_precision.records import Finding, Severity
 from mindspeed_precision.verify.invariants.registry import invariant
@@ -33,7 +34,12 @@ def of_token_losses(facts: RunFacts) -> Answer:
         if (ratio := _off_token_losses(term)) is not None
     ]
     skipped = _why_not(terms, "token losses and a loss mask that counts every token, or elements of both")
-    return _answer(facts, found, known, skipped, "loss.not_of_token_losses", _SUM_TITLE, _SUM_REMEDY)
+    answer = _answer(facts, found, known, skipped, "loss.not_of_token_losses", _SUM_TITLE, _SUM_REMEDY)
+    if all(term.summed for term in known):
+        return answer
+    # without the number of tokens it is not known that the mask of the batch is the one that counts
+    unsure = [replace(one, severity=Severity.WARNING, confidence=0.5) for one in answer.findings]
+    return replace(answer, findings=tuple(unsure))
 
 
 _SUM_TITLE = "the loss of a microbatch is not what its token losses give"

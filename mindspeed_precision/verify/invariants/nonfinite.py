@@ -27,7 +27,7 @@ def first_nonfinite(facts: RunFacts) -> Answer:
     looked, found = 0, []
     excused = _skipped_steps(facts)
     for rank, records in facts.ranks.items():
-        for record in records.records:
+        for record in (*records.records, *records.unfinished):
             statistics = record.digest.statistics
             if statistics is None or _is_mask(record):
                 continue

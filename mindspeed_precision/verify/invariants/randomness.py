@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
+from mindspeed_precision.dump.reported import reported_entries, reported_finding
 from mindspeed_precision.records import Finding, Phase, RankCoordinates, Role, Severity, TensorRecord
 from mindspeed_precision.verify.invariants.registry import invariant
 from mindspeed_precision.verify.places import Found, in_execution_order, steps_text, tensor_group
@@ -120,7 +121,7 @@ def _finding(
     return Finding(
         id=id_,
         severity=Severity.ERROR,
-        confidence=0.9,
+        confidence=0.98,
         title=title,
         evidence=(
             f"{first.record.key.slot} on ranks {ranks} at the start of step {first.record.key.step}, which "
@@ -206,3 +207,18 @@ def _still_generators(facts: RunFacts) -> tuple[int, list[Found]]:
                 Found(rank=rank, record=record, text="the step draws no number from it, earlier ones did")
             )
     return drawn, still
+
+
+@invariant(
+    "rng.moved_between_steps",
+    holds="nothing between two steps (an evaluation) draws from the generators of training",
+    unit="steps",
+)
+def resting_between_steps(facts: RunFacts) -> Answer:
+    """Repeat what the run noticed of its own generators, between the end of a step and the next one."""
+    states = [slot for _, slot in _states(facts) if slot in (*APART, _EXPERTS)]
+    if not states:
+        return Answer(exercised=0, applies=False)
+    told = [entry for entry in reported_entries(facts.run) if entry.get("id") == "rng.moved_between_steps"]
+    findings = tuple(reported_finding(entry, "the run") for entry in told[:1])
+    return Answer(exercised=max(len(facts.steps) - 1, 0), findings=findings, failed=len(told))

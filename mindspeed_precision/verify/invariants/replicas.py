@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from mindspeed_precision.align.merging import BEFORE_REDUCTION
 from mindspeed_precision.align.replicas import replicas_of
 from mindspeed_precision.dump.reader import Run
 from mindspeed_precision.records import Finding, Phase, RecordKey, ReplicasDiffer, Role, Severity
@@ -57,8 +58,26 @@ def _is_update(key: RecordKey) -> bool:
     return key.phase is Phase.OPTIMIZER and key.role is Role.PARAM
 
 
-def _finding(found: Sequence[ReplicasDiffer]) -> Finding:
+def _first(found: Sequence[ReplicasDiffer]) -> tuple[ReplicasDiffer, str]:
+    """Return the first difference that is one, and a word on what was before it.
+
+    Where dW of a parameter differs, and nothing that it was computed from does, the ranks have parts of a
+    sum: it is the reduction that is missing.
+    """
     first = found[0]
+    if first.key.phase in BEFORE_REDUCTION:
+        reduced = [
+            one
+            for one in found
+            if (one.key.step, one.key.fqn, one.key.role) == (first.key.step, first.key.fqn, Role.REDUCED_GRAD)
+        ]
+        if reduced:
+            return reduced[0], "dW of the ranks are parts of a sum: what they were computed from agrees"
+    return first, ""
+
+
+def _finding(found: Sequence[ReplicasDiffer]) -> Finding:
+    first, before = _first(found)
     groups = " and ".join(f"ranks {', '.join(map(str, ranks))}" for ranks in first.ranks)
     return Finding(
         id="parallel.replicas_differ",
@@ -68,6 +87,7 @@ def _finding(found: Sequence[ReplicasDiffer]) -> Finding:
         evidence=(
             f"first: {first.key.describe()}",
             f"{groups} hold different bits",
+            *([before] if before else []),
             f"{len(found)} records in all, of {len({one.key.fqn for one in found})} names",
         ),
         remedy=_REMEDY.get(first.key.phase, _REDUCTION),
