@@ -11,7 +11,7 @@ from typing import Any
 from mindspeed_precision.cli_examine import answer
 from mindspeed_precision.errors import ConfigError
 
-TAKE_A_LAUNCH = ("preflight", "certify")
+TAKE_A_LAUNCH = ("preflight", "shrink", "certify")
 
 
 def split_launch(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -35,6 +35,16 @@ def add_launch_commands(commands: Any) -> None:
     preflight.add_argument("--json", action="store_true", help="print JSON")
     preflight.set_defaults(run=_preflight)
 
+    about = "the smallest launch that keeps the structure of this one and fits one node"
+    shrink = commands.add_parser("shrink", help=about, usage="%(prog)s [--devices N] [--halve] -- LAUNCH …")
+    shrink.add_argument("--devices", type=int, default=8, metavar="N", help="of the node (%(default)s)")
+    shrink.add_argument("--halve", action="store_true", help="halve parallel sizes that do not fit")
+    shrink.add_argument(
+        "--vocabulary", type=int, metavar="N", help="rows of the embedding; every token below"
+    )
+    shrink.add_argument("--json", action="store_true", help="print JSON")
+    shrink.set_defaults(run=_shrink)
+
     about = "that a training repeats bit for bit, and goes on from a checkpoint as if unbroken"
     certify = commands.add_parser(
         "certify",
@@ -57,6 +67,18 @@ def _preflight(arguments: argparse.Namespace) -> int:
     from mindspeed_precision.preflight import preflight
 
     return answer(preflight(arguments.launch, backend=arguments.backend), json=arguments.json)
+
+
+def _shrink(arguments: argparse.Namespace) -> int:
+    from mindspeed_precision.shrink import shrink
+
+    shrunk = shrink(
+        arguments.launch,
+        devices=arguments.devices,
+        halve=arguments.halve,
+        vocabulary=arguments.vocabulary,
+    )
+    return answer(shrunk, json=arguments.json)
 
 
 def _certify(arguments: argparse.Namespace) -> int:

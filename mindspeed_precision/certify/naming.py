@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mindspeed_precision.certify.repetition import Repetition
-from mindspeed_precision.records import Finding, Origin, Phase, RecordKey, Role, Severity
+from mindspeed_precision.records import Comparison, Finding, Origin, Phase, RecordKey, Role, Severity
 
+OPERATION = "determinism.operation"
 IDS = (
-    "determinism.operation",
+    OPERATION,
+    "determinism.random_state",
     "determinism.resume_data",
     "determinism.resume_optimizer",
     "determinism.resume_random_state",
@@ -23,6 +25,8 @@ _SCHEDULED = ("lr", "weight_decay", "lr_mult", "wd_mult", "max_lr", "min_lr")
 _STATES = (Role.EXP_AVG, Role.EXP_AVG_SQ, Role.MASTER_PARAM)
 
 _REMEDIES = {
+    "determinism.random_state": "seed every generator alike; a draw that depends on time or order "
+    "moves them apart",
     "determinism.operation": "an algorithm that repeats for this operation (preflight lists the switches); "
     "`compare` of the two runs shows what followed from it",
     "determinism.resume_data": "the sampler must go on at the consumed samples that the checkpoint holds",
@@ -45,42 +49,63 @@ def name_differences(repetition: Repetition, *, resumed: bool) -> Iterator[Findi
         repetition: of two runs.
         resumed: the second run began from a checkpoint.
     """
-    groups: dict[str, list[Origin]] = {}
     loaded = repetition.began if resumed else None
+    random = next((one for one in repetition.different if one.key.role is Role.RNG), None)
+    groups: dict[str, list[Origin]] = {}
+    drawn: list[Origin] = []
     for origin in repetition.origins:
-        groups.setdefault(_id(origin.key, loaded), []).append(origin)
-    first = repetition.origins[0] if repetition.origins else None
+        id_ = _id(origin.key, loaded)
+        by_chance = random is not None and origin.key.step >= random.key.step
+        if origin.key.role is not Role.RNG:
+            (drawn if by_chance and id_ == OPERATION else groups.setdefault(id_, [])).append(origin)
+    if random is not None:
+        yield _random_finding(random, drawn, repetition, resumed=random.key.step == loaded)
     for id_, origins in groups.items():
-        yield _finding(
-            id_, origins, repetition, alone=first is not None and origins == list(repetition.origins)
-        )
+        if origins:
+            yield _finding(id_, origins, repetition)
+
+
+def _random_finding(
+    random: Comparison, drawn: list[Origin], repetition: Repetition, *, resumed: bool
+) -> Finding:
+    """Name random states that differ; operations that differ from there on may have drawn from them."""
+    id_ = "determinism.resume_random_state" if resumed else "determinism.random_state"
+    evidence = [f"generator {random.key.slot or '(unnamed)'}: {random.reason}"]
+    evidence += [f"what was computed differs from here on: {one.key.describe()}" for one in drawn[:1]]
+    return Finding(
+        id=id_,
+        severity=Severity.ERROR if drawn else Severity.WARNING,
+        confidence=0.95,
+        title=_TITLES[id_].format(where=random.key.describe(), name=repetition.name)
+        + ("" if drawn else "; nothing that was computed differs by it yet"),
+        evidence=tuple(evidence),
+        remedy=_REMEDIES[id_],
+        where=random.key,
+        explains=tuple(one.key for one in drawn),
+    )
 
 
 def _id(key: RecordKey, loaded: int | None) -> str:
     """Return what an origin means: of the state with which a resumed run begins, which state it is."""
     if loaded is None or key.step > loaded:
-        return "determinism.operation"
-    if key.role is Role.RNG:
-        return "determinism.resume_random_state"
+        return OPERATION
     if key.phase is Phase.BATCH:
         return "determinism.resume_data"
     if key.phase is Phase.INIT:
         return "determinism.resume_weights"
     if key.role is Role.HYPERPARAMETER:
         return f"determinism.resume_{'schedule' if key.slot in _SCHEDULED else 'optimizer'}"
-    return "determinism.resume_optimizer" if key.role in _STATES else "determinism.operation"
+    return "determinism.resume_optimizer" if key.role in _STATES else OPERATION
 
 
-def _finding(id_: str, origins: list[Origin], repetition: Repetition, *, alone: bool) -> Finding:
+def _finding(id_: str, origins: list[Origin], repetition: Repetition) -> Finding:
     origin = origins[0]
     key = origin.key
-    harmless = id_ == "determinism.resume_random_state" and alone
     return Finding(
         id=id_,
-        severity=Severity.WARNING if harmless else Severity.ERROR,
+        severity=Severity.ERROR,
         confidence=0.95 if origin.inputs else 0.8,
-        title=_TITLES[id_].format(where=key.describe(), name=repetition.name)
-        + (": nothing that was computed differs yet" if harmless else ""),
+        title=_TITLES[id_].format(where=key.describe(), name=repetition.name),
         evidence=tuple(_evidence(origin, origins, repetition)),
         remedy=_REMEDIES[id_],
         where=key,
@@ -89,6 +114,7 @@ def _finding(id_: str, origins: list[Origin], repetition: Repetition, *, alone: 
 
 
 _TITLES = {
+    "determinism.random_state": "the {name} run has other random states: {where}",
     "determinism.operation": "not repeated: {where} (the {name} run)",
     "determinism.resume_data": "the {name} run reads other samples than the unbroken one: {where}",
     "determinism.resume_optimizer": "the {name} run goes on with another state of the optimizer: {where}",

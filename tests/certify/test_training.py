@@ -33,7 +33,8 @@ def train(settings, out, *, steps, plant=None, first_step=0, begin=None, end=Non
 
     with CpuTrainer(settings) as trainer:
         trainer.scheduler.lr_decay_style, trainer.scheduler.lr_decay_steps = "cosine", 8
-        trainer.scheduler.min_lr = 0.0
+        for group in trainer.optimizer.param_groups:
+            group["min_lr"] = 0.0
         if plant is not None:
             plant(trainer)
         if begin is not None:
