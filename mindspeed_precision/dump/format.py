@@ -60,6 +60,7 @@ MANIFEST = "run.json"
 INDEX = "index.jsonl"
 COMPLETE = "COMPLETE"
 FINDINGS = "findings.json"
+EFFECTIVE = "effective.json"
 
 KEYS: Mapping[str, Mapping[str, tuple[type, ...]]] = {
     "header": {"schema": (int,), "fingerprint": (str,), "sketch": (str,), "coordinates": (dict,)},
@@ -146,6 +147,12 @@ COMPLETE_KEYS: Mapping[str, tuple[type, ...]] = {
     "lines": (int,),
     "algorithm": (str,),
     "digest": (str,),
+}
+EFFECTIVE_KEYS: Mapping[str, tuple[type, ...]] = {
+    "schema": (int,),
+    "groups": (list,),
+    "tied": (dict,),
+    "modules": (list,),
 }
 FINDINGS_KEYS: Mapping[str, tuple[type, ...]] = {"schema": (int,), "findings": (list,)}
 DIGEST_ALGORITHM = "blake2b-16"

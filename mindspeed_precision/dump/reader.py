@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from mindspeed_precision.dump.format import (
     COMPLETE,
     COMPLETE_KEYS,
     DIGEST_ALGORITHM,
+    EFFECTIVE,
+    EFFECTIVE_KEYS,
     FINDINGS,
     FINDINGS_KEYS,
     FINGERPRINT,
@@ -52,6 +54,9 @@ class RankRecords:
         findings: what this rank found while it ran, if it is not in the manifest.
         notes: what a reader must know of this rank.
         fingerprint: definition of the records' fingerprints.
+        effective: what the rank's objects held before the first step (``groups``, ``tied``, ``modules``);
+            empty where that was not recorded.
+        unfinished: records of the step in which the rank ended by an error; part of no whole step.
     """
 
     directory: Path
@@ -64,6 +69,8 @@ class RankRecords:
     findings: tuple[Any, ...] = ()
     notes: tuple[str, ...] = ()
     fingerprint: str = FINGERPRINT
+    effective: Mapping[str, Any] = field(default_factory=dict)
+    unfinished: tuple[TensorRecord, ...] = ()
     _files: dict[str, PayloadFile] = field(default_factory=dict, compare=False, repr=False)
 
     def holds(self, fqn: str) -> bool:
@@ -306,7 +313,17 @@ def _load_rank(directory: Path) -> RankRecords | None:
         findings=_load_findings(directory / FINDINGS),
         notes=tuple(_notes(index, torn=bool(torn), complete=complete)),
         fingerprint=index.fingerprint,
+        effective=_load_effective(directory / EFFECTIVE),
+        unfinished=tuple(index.pending),
     )
+
+
+def _load_effective(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    plain = load_object(_read(path), where=str(path))
+    check_keys(plain, EFFECTIVE_KEYS, where=str(path))
+    return plain
 
 
 def _load_findings(path: Path) -> tuple[Any, ...]:

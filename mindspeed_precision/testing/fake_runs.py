@@ -162,8 +162,12 @@ class FakeRun:
         level: how much is kept of each record.
         payloads: shell pattern of fqns whose elements are kept whatever ``level`` says.
         lr: learning rate.
-        weight_decay: of every parameter.
+        weight_decay: of every parameter but those of ``undecayed``.
+        undecayed: parameters without weight decay: a group of their own.
+        ungrouped: parameters that are in no group, and never updated.
+        twice: parameters that are in their group twice.
         eps: Adam's.
+        beta2: Adam's.
         frozen: parameters that are not trained.
         transposed: parameters ``[out, in]`` whose dW arrives as the transpose of what lies in memory.
         strides_ignored: gradients are added as they lie in memory, whatever their strides: a kernel's bug.
@@ -184,7 +188,11 @@ class FakeRun:
     payloads: str = ""
     lr: float = 0.01
     weight_decay: float = 0.1
+    undecayed: frozenset[str] = frozenset()
+    ungrouped: frozenset[str] = frozenset()
+    twice: frozenset[str] = frozenset()
     eps: float = 1e-8
+    beta2: float = 0.95
     frozen: frozenset[str] = frozenset()
     transposed: frozenset[str] = frozenset()
     strides_ignored: bool = False
@@ -274,6 +282,7 @@ class _Recorder:
                 for name, value in parameters.items()
             ]
         )
+        self._writer.write_effective(_effective(self._run, parameters))
 
     def see(self, key: RecordKey, value: Array, layout: Layout | None = None) -> Array:
         """Apply the plants, record, and return the number that flows on."""
@@ -318,6 +327,25 @@ class _Recorder:
     def close(self) -> None:
         """Say that the run ended as planned."""
         self._writer.close(complete=True)
+
+
+def _effective(run: FakeRun, parameters: Mapping[str, Array]) -> dict[str, Any]:
+    """Return the optimizer's groups, as Megatron makes them: with weight decay and without."""
+
+    def group(multiplier: float, names: Sequence[str]) -> dict[str, Any]:
+        numbers = {"lr": run.lr, "weight_decay": multiplier * run.weight_decay, "eps": run.eps}
+        listed = [name for name in names for _ in range(2 if name in run.twice else 1)]
+        return {
+            "optimizer": "AdamW",
+            "settings": {"wd_mult": multiplier, "lr_mult": 1.0, "beta1": 0.9, "beta2": run.beta2, **numbers},
+            "parameters": [{"fqn": n, "dtype": "float32", "copy": False, "range": None} for n in listed],
+        }
+
+    trained = [name for name in parameters if name not in run.frozen | run.ungrouped]
+    decayed = [name for name in trained if name not in run.undecayed]
+    others = [name for name in trained if name in run.undecayed]
+    groups = [group(multiplier, names) for multiplier, names in ((1.0, decayed), (0.0, others)) if names]
+    return {"groups": groups, "tied": {}, "modules": []}
 
 
 def _bits(value: Array) -> Array:
@@ -405,7 +433,7 @@ class _Trainer:
         for name in gradients:
             clipped = key(Phase.CLIP, Role.MAIN_GRAD, name, "clipped")
             gradients[name] = recorder.see(clipped, gradients[name] * factor)
-        for name in gradients:
+        for name in [name for name in gradients if name not in self.run.ungrouped]:
             self._adam(recorder, step, name, gradients[name])
         recorder.see(key(Phase.LOSS, Role.LOSS, "loss", "lm loss"), loss)
 
@@ -419,13 +447,13 @@ class _Trainer:
         run = self.run
         numbers = {
             "lr": run.lr,
-            "weight_decay": run.weight_decay,
+            "weight_decay": 0.0 if name in run.undecayed else run.weight_decay,
             "eps": run.eps,
             "beta1": 0.9,
-            "beta2": 0.95,
+            "beta2": run.beta2,
         }
         given = {slot: float(see(Role.HYPERPARAMETER, np.asarray(v), slot)) for slot, v in numbers.items()}
-        see(Role.HYPERPARAMETER, np.asarray(float(step + 1)), "step")
+        see(Role.HYPERPARAMETER, np.asarray(float(step)), "step")  # updates before this one
         parameters, moments = self.parameters[recorder.rank], self.moments[recorder.rank]
         first, second = moments[name]
         f32 = np.float32

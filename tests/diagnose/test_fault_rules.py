@@ -6,12 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from mindspeed_precision.diagnose.rules import finding_ids, registry
+from mindspeed_precision.align import align
+from mindspeed_precision.compare import load_policy
+from mindspeed_precision.diagnose import find_causes, gather_facts
+from mindspeed_precision.diagnose.rules import finding_ids
+from mindspeed_precision.diagnose.rules.undetermined import unknown
+from mindspeed_precision.dump.reader import load_run
 from mindspeed_precision.flow import compare_runs
 from mindspeed_precision.records import INIT_STEP, Diagnosis, Level, Severity, Verdict
 from mindspeed_precision.testing.fake_runs import (
     EMBEDDING,
-    HEAD,
     LINEAR,
     constant,
     nudged,
@@ -316,7 +320,20 @@ FAULTS = {
         {},
         {
             "plants": [
-                plant(phase="dgrad", role="grad_input", fqn=LINEAR, step=0, microbatch=1, value=permuted())
+                plant(phase="dgrad", role="grad_input", fqn=LINEAR, step=0, microbatch=1, value=scaled(2))
+            ]
+        },
+        "dgrad.scaled",
+        0,
+        "dgrad",
+        LINEAR,
+        1,
+    ),
+    "backward, one element": (
+        {},
+        {
+            "plants": [
+                plant(phase="dgrad", role="grad_input", fqn=LINEAR, step=0, microbatch=1, value=nudged())
             ]
         },
         "dgrad.value",
@@ -372,6 +389,19 @@ FAULTS = {
         "rng",
         1,
     ),
+    "input": (
+        {},
+        {
+            "plants": [
+                plant(phase="fprop", role="input", fqn="output_layer", step=0, microbatch=0, value=scaled(2))
+            ]
+        },
+        "fprop.value",
+        0,
+        "fprop",
+        "output_layer",
+        1,
+    ),
 }
 
 
@@ -405,16 +435,6 @@ def test_a_module_that_no_gradient_reaches(tmp_path):
 def test_a_gradient_that_was_not_recorded_anywhere_is_not_missing(tmp_path):
     diagnosis = diagnose(tmp_path, plants=[plant(phase="dgrad", drop=True)])
     assert "dgrad.missing" not in {finding.id for finding in diagnosis.findings}
-
-
-def test_an_origin_that_no_rule_accounts_for_is_said_to_be_one(tmp_path, monkeypatch):
-    without = [entry for entry in registry._RULES if "fprop.value" not in entry.ids]
-    monkeypatch.setattr(registry, "_RULES", without)
-    fault = plant(phase="fprop", role="input", fqn=HEAD, step=0, microbatch=0, value=scaled(2))
-    diagnosis = diagnose(tmp_path, plants=[fault])
-    (unknown,) = [finding for finding in diagnosis.findings if finding.id == "diagnosis.unknown"]
-    assert unknown.where == diagnosis.first_divergence.key
-    assert unknown.where.fqn == HEAD
 
 
 @pytest.mark.parametrize(
@@ -561,6 +581,22 @@ def test_findings_of_the_runs_themselves_are_given_once(tmp_path):
     assert found.evidence == ("reported by both runs while running", "e")
 
 
+def test_an_origin_that_no_rule_explains_is_unknown_with_its_window(tmp_path):
+    runs = [
+        load_run(write_fake_run(tmp_path / "baseline")),
+        load_run(
+            write_fake_run(tmp_path / "candidate", plants=[plant(role="wgrad", fqn=LINEAR, value=scaled(2))])
+        ),
+    ]
+    aligned = align(*runs, [])
+    facts = gather_facts(aligned.baseline, aligned.candidate, aligned, policy=load_policy("exact"))
+    (finding,) = unknown(facts, [])
+    assert finding.id == "diagnosis.unknown"
+    assert finding.where == facts.origins[0].key
+    assert len(finding.explains) == len(facts.origins)
+    assert not list(unknown(facts, find_causes(facts)))
+
+
 def test_every_registered_id_is_exercised_by_a_test():
     exercised = {fault[2] for fault in FAULTS.values()}
     elsewhere = {
@@ -585,5 +621,8 @@ def test_every_registered_id_is_exercised_by_a_test():
         "parallel.replicas_differ",
         "reduce.own_fault",
         "wgrad.own_fault",
+        "diagnosis.unknown",
+        "loss.gradient_scaled",
+        "fprop.recomputed_differs",
     }
     assert finding_ids() == exercised | elsewhere
