@@ -16,6 +16,7 @@ from mindspeed_precision.flow import compare_runs
 from mindspeed_precision.records import INIT_STEP, Diagnosis, Level, Severity, Verdict
 from mindspeed_precision.testing.fake_runs import (
     EMBEDDING,
+    HEAD,
     LINEAR,
     constant,
     nudged,
