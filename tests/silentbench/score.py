@@ -12,6 +12,7 @@ from mindspeed_precision.errors import PrecisionError
 from mindspeed_precision.flow import compare_runs
 from mindspeed_precision.records import INIT_STEP, Diagnosis, Finding, RecordKey, Severity, Verdict
 from mindspeed_precision.verify.check import check_run
+from mindspeed_precision.verify.verify import verify_runs
 from silentbench.case import Answer, Case, Training
 
 SAID = (Severity.ERROR, Severity.WARNING)
@@ -63,10 +64,6 @@ def check(_: Path, run: Path) -> Said:
 
 def verify(reference: Path, run: Path) -> Said:
     """Ask ``verify``."""
-    try:
-        from mindspeed_precision.verify.compare import verify_runs
-    except ImportError:
-        return Said(error="no such command yet")
     findings = tuple(f for f in verify_runs(reference, run).findings if f.severity in SAID)
     where = next((finding.where for finding in findings), None)
     return Said(findings=findings, first=where, alarmed=bool(findings))

@@ -23,6 +23,6 @@ CASE = case(
     answers=(
         by_compare(1, "batch", "*", "data.*"),
         by_check(1, "batch", "*", "data.repeated data.repeated_in_step"),
-        by_verify("data.*", step=1),
+        by_verify("data.batch_differs data.shifted", step=1),
     ),
 )
