@@ -71,6 +71,7 @@ def markdown(scores: Sequence[Score]) -> str:
         "Real precision bugs, each planted in megatron-core on CPU processes, and its healthy twin.",
         f"Written by `{COMMAND}`. The columns, and what is not here: `tests/silentbench/README.md`.",
         "",
+        f"- bugs of the list: {len(titles())}; cases: {len(every())}; in this card: {len(scores)}",
         *(f"- {name}: {number}" for name, number in counted.items()),
         "",
         "| id | bug | detected | exact place | cause first | verify | check | compare | false alarms |",
@@ -86,7 +87,21 @@ def markdown(scores: Sequence[Score]) -> str:
         )
         alarms = str(len(score.false_alarms) or "")
         lines.append(f"| {score.case} | {titles()[score.case]} | {' | '.join((*heads, *marks, alarms))} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_missed(scores)]) + "\n"
+
+
+def _missed(scores: Sequence[Score]) -> list[str]:
+    """Say of each case that is not wholly right what the commands said, and of healthy runs what they did."""
+    lines = []
+    for score in scores:
+        lines += [f"- {score.case}: false alarm of {alarm}" for alarm in score.false_alarms]
+        if score.failure:
+            lines.append(f"- {score.case} could not be run")
+        elif every()[score.case].answers:
+            wrong = [word for word in ("detected", "place", "cause") if not score.any_of(word)]
+            said = "; ".join(f"{name}: {mark.said or 'nothing'}" for name, mark in score.marks.items())
+            lines += [f"- {score.case} not right: {', '.join(wrong)}. Said: {said}"] if wrong else []
+    return ["", "## What is not right", "", *lines] if lines else []
 
 
 def write_json(scores: Sequence[Score], path: Path) -> None:
