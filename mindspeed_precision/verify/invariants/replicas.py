@@ -67,7 +67,7 @@ def _without_late(run: Run) -> Run:
 
 
 def _is_late(record: TensorRecord) -> bool:
-    """Tell whether it is a whole parameter after a step; newer runs record what the rank has updated alone."""
+    """Tell whether it is a whole parameter after a step; newer runs record what the rank updated alone."""
     return record.key.phase is Phase.OPTIMIZER and record.key.role is Role.PARAM and record.part is None
 
 
