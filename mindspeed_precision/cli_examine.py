@@ -1,4 +1,4 @@
-"""The commands that answer with an examination: check, verify, preflight, shrink, certify; no logic."""
+"""The commands that answer with an examination of runs: check, verify; no logic."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def add_examinations(commands: Any) -> None:
 def _check(arguments: argparse.Namespace) -> int:
     from mindspeed_precision.verify.check import check_run
 
-    return _answer(check_run(arguments.directory), json=arguments.json)
+    return answer(check_run(arguments.directory), json=arguments.json)
 
 
 def _verify(arguments: argparse.Namespace) -> int:
@@ -46,24 +46,25 @@ def _verify(arguments: argparse.Namespace) -> int:
     from mindspeed_precision.verify.verify import verify_runs
 
     given = {side: getattr(arguments, f"{side.value}_config") for side in Side}
-    answer = verify_runs(
+    found = verify_runs(
         arguments.baseline,
         arguments.candidate,
         mapping=arguments.mapping,
         configurations={side: file for side, file in given.items() if file},
         every=arguments.all or arguments.json,
     )
-    return _answer(answer, json=arguments.json)
+    return answer(found, json=arguments.json)
 
 
-def _answer(answer: Examination, *, json: bool) -> int:
+def answer(examination: Examination, *, json: bool) -> int:
+    """Print what a command found; return its exit status."""
     from mindspeed_precision.report.examination import examination_status, examination_text, show_examination
 
     if json:
-        sys.stdout.write(examination_text(answer))
+        sys.stdout.write(examination_text(examination))
     else:
-        show_examination(answer)
-    status, reason = examination_status(answer)
+        show_examination(examination)
+    status, reason = examination_status(examination)
     if reason:
         sys.stderr.write(f"mindspeed-precision: {reason}\n")
     return status

@@ -100,6 +100,7 @@ class CaptureSettings:
     wgrad: bool
     optimizer: bool
     batch: bool
+    live_warnings: bool
 
     def on_rank(self, rank: int) -> CaptureSettings:
         """Return the settings with the rules that are for ``rank``."""
@@ -210,6 +211,7 @@ class _Capture:
     wgrad: bool = True
     optimizer: bool = True
     batch: bool = True
+    live_warnings: bool = True
 
 
 @dataclass

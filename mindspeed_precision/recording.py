@@ -12,6 +12,7 @@ from mindspeed_precision.backends.capture_base import CaptureBackend
 from mindspeed_precision.backends.detect import capture_backend
 from mindspeed_precision.capture.activations import ActivationPlacer
 from mindspeed_precision.capture.batch import observe_random_states, observe_step_losses
+from mindspeed_precision.capture.between_steps import BetweenSteps
 from mindspeed_precision.capture.configuration import (
     effective_configuration,
     environment,
@@ -30,6 +31,7 @@ from mindspeed_precision.dump.format import SCHEMA, Problem
 from mindspeed_precision.dump.writer import RankWriter, create_run, update_manifest
 from mindspeed_precision.errors import ConfigError, PrecisionError
 from mindspeed_precision.record.recorder import Recorder
+from mindspeed_precision.record.watch import Watch
 from mindspeed_precision.records import (
     INIT_STEP,
     Finding,
@@ -58,7 +60,10 @@ class Recording:
         self._trainable = [fqn for fqn, parameter in context.names.parameters if requires_grad(parameter)]
         self._reasons: set[str] = set()
         self._first_step: int | None = None
+        self._config: Mapping[str, Any] = {}
         self.steps_recorded = 0
+        self._between_steps = BetweenSteps(rank)
+        self._drawn: list[Finding] = []
 
     @classmethod
     def open(
@@ -103,7 +108,8 @@ class Recording:
         placed = placements(backend, names, coordinates)
         writer.declare_parameters(_declarations(backend, names, placed))
         writer.write_effective(effective_state(backend, names, optimizer))
-        recorder = Recorder(backend=backend, writer=writer, settings=settings)
+        watch = _watch(backend, names, coordinates) if settings.capture.live_warnings else None
+        recorder = Recorder(backend=backend, writer=writer, settings=settings, watch=watch)
         placer = ActivationPlacer(
             backend=backend, rules=rules, names=names, coordinates=coordinates, parameters=placed
         )
@@ -116,6 +122,7 @@ class Recording:
             placer=placer,
         )
         recording = cls(context=context, writer=writer, settings=settings, rank=coordinates.rank)
+        recording._config = manifest["config"]
         recording._kept = capture.attach(context, chunks, optimizer)
         recording._activation.__enter__()
         recorder.begin_step(INIT_STEP)
@@ -128,6 +135,7 @@ class Recording:
         self.context.recorder.begin_step(step)
         self.context.clock.begin_step()
         if self.context.settings.batch:
+            self._drawn += self._between_steps.begin_step(step)
             observe_random_states(self.context)
 
     def log(self, *, loss: Any, grad_norm: Any) -> None:
@@ -143,7 +151,11 @@ class Recording:
         clock.end_step()
         microbatches = clock.microbatches
         findings = self._failed(self.context.recorder.end_step())
+        findings += self._drawn
+        self._drawn = []
         self.steps_recorded += step in self._settings.steps
+        if self.context.settings.batch:
+            self._between_steps.end_step()
         if self.context.settings.wgrad:
             findings += self._missing(step, microbatches)
         return findings
@@ -220,7 +232,13 @@ class Recording:
         """Bring ``run.json`` up to date (rank 0), or this rank's own findings."""
         plain_findings = [_finding(finding) for finding in findings]
         if self._rank == 0:
-            changes = {"findings": plain_findings, "patches": audit, "first_step": self._first_step}
+            changes: dict[str, Any] = {
+                "findings": plain_findings,
+                "patches": audit,
+                "first_step": self._first_step,
+            }
+            if self.context.schedule:  # it is known once the loop has stepped it
+                changes["config"] = {**self._config, "schedule": self.context.schedule}
             update_manifest(self._settings.out, changes)
         elif plain_findings:
             self._writer.write_findings(plain_findings)
@@ -236,6 +254,11 @@ class Recording:
         capture.detach(self._kept)
         self._kept = []
         self._activation.__exit__(None, None, None)
+
+
+def _watch(backend: CaptureBackend, names: Names, coordinates: RankCoordinates) -> Watch:
+    scaled = any(backend.dtype(parameter) == "float16" for _, parameter in names.parameters)
+    return Watch(where=coordinates, scaled=scaled)
 
 
 def _no_forward(rank: int) -> Finding:

@@ -79,6 +79,11 @@ class Groups:
         """Copies that differ, in execution order."""
         return [found for _, found in sorted(self._merger.replicas, key=lambda item: item[0])]
 
+    @property
+    def compared(self) -> int:
+        """How many tensors have copies that were compared with each other."""
+        return self._merger.compared
+
     def add(self, number: int, rank: RankRecords) -> None:
         """Sort in the records of one rank."""
         placements = {p.fqn: placement_of(p, rank.coordinates) for p in rank.parameters}

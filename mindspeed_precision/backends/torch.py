@@ -12,14 +12,9 @@ import torch
 from numpy.typing import NDArray
 
 from mindspeed_precision.backends.base import Form, HostTensor
-from mindspeed_precision.backends.digest_kernel import (
-    MAX_DIMS,
-    Geometry,
-    Reading,
-    digest_kernel,
-    reading_of,
-)
-from mindspeed_precision.backends.host_digests import HostDigest, HostDigests, finished
+from mindspeed_precision.backends.digest_geometry import MAX_DIMS, Geometry, Reading, reading_of
+from mindspeed_precision.backends.digest_kernel import digest_kernel
+from mindspeed_precision.backends.host_digests import HostDigest, HostDigests
 from mindspeed_precision.backends.torch_digest import ELEMENTS, Sums, element_of, require_part, sums_of
 from mindspeed_precision.errors import PrecisionError
 from mindspeed_precision.record.placement import runs_of
@@ -107,8 +102,9 @@ class TorchBackend:
     def finish_digests(self, handles: Sequence[Sums | HostDigest]) -> list[Digest]:
         """Wait once per device and return the digests."""
         taken = [handle for handle in handles if isinstance(handle, HostDigest)]
+        on_host = [] if self._host is None else self._host.finish(taken)
         if len(taken) == len(handles):
-            return finished(taken)
+            return on_host
         by_device: dict[torch.device, dict[int, Sums]] = {}
         for place, handle in enumerate(handles):
             if isinstance(handle, Sums):
@@ -116,7 +112,7 @@ class TorchBackend:
         digests: dict[int, Digest] = {}
         for device, sums in by_device.items():
             digests.update(zip(sums, _finish(device, list(sums.values())), strict=True))
-        others = iter(finished(taken))
+        others = iter(on_host)
         return [digests[place] if place in digests else next(others) for place in range(len(handles))]
 
     def snapshot(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -134,6 +134,10 @@ class Clock:
         """Return how often the collective ``name`` was called before in this phase, and count it."""
         return _number(self._collectives, (phase, microbatch, name))
 
+    def count_schedule_step(self) -> int:
+        """Return how often the schedule was stepped before in this step, and count it."""
+        return _number(self._accumulations, (NO_MICROBATCH, ""))
+
     def count(self, fqn: str) -> int:
         """Return how often ``fqn`` was counted before in this forward microbatch, and count it."""
         return _number(self._calls, (self.forward_microbatch, fqn, False))

@@ -37,6 +37,9 @@ class CaptureContext:
         optimizer: the outermost optimizer that is observed, or None.
         reducing: gradients are being reduced; what runs meanwhile belongs to the reduction.
         gathering: parameters are being gathered; they are recorded as parameters.
+        schedule: attributes of the learning rate's schedule, as plain data, once the loop has stepped it.
+        gathers_late: after the optimizer's step a rank has its own range of a parameter alone: the gather of
+            the others runs beside the next forward.
         placements: by parameter, where this rank's tensor sits in the canonical one.
         placer: says the same of activations; None: nothing is placed.
     """
@@ -58,8 +61,10 @@ class CaptureContext:
         self.settings = settings
         self.coverage = CoverageWitness()
         self.optimizer: Any = None
+        self.schedule: dict[str, Any] = {}
         self.reducing = False
         self.gathering = False
+        self.gathers_late = False
         self.placements = dict(placements or {})
         self.placer = placer
         self.parameter_names = {id(parameter): fqn for fqn, parameter in names.parameters}

@@ -10,10 +10,10 @@ from typing import Any
 
 from mindspeed_precision.align.forced import loaded_states
 from mindspeed_precision.align.match import Alignment
+from mindspeed_precision.compare.movement import Movement, movement_of
 from mindspeed_precision.compare.policy import Policy
 from mindspeed_precision.compare.verdict import BITS_DIFFER
 from mindspeed_precision.diagnose.graph import Graph, Node
-from mindspeed_precision.diagnose.movement import Movement, movement_of
 from mindspeed_precision.dump.reader import Run
 from mindspeed_precision.record.sketch import BUCKETS
 from mindspeed_precision.records import (

@@ -56,6 +56,7 @@ class RankRecords:
         fingerprint: definition of the records' fingerprints.
         effective: what the rank's objects held before the first step (``groups``, ``tied``, ``modules``);
             empty where that was not recorded.
+        unfinished: records of the step in which the rank ended by an error; part of no whole step.
     """
 
     directory: Path
@@ -69,6 +70,7 @@ class RankRecords:
     notes: tuple[str, ...] = ()
     fingerprint: str = FINGERPRINT
     effective: Mapping[str, Any] = field(default_factory=dict)
+    unfinished: tuple[TensorRecord, ...] = ()
     _files: dict[str, PayloadFile] = field(default_factory=dict, compare=False, repr=False)
 
     def holds(self, fqn: str) -> bool:
@@ -312,6 +314,7 @@ def _load_rank(directory: Path) -> RankRecords | None:
         notes=tuple(_notes(index, torn=bool(torn), complete=complete)),
         fingerprint=index.fingerprint,
         effective=_load_effective(directory / EFFECTIVE),
+        unfinished=tuple(index.pending),
     )
 
 

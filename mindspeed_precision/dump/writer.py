@@ -195,6 +195,15 @@ class RankWriter:
         self._append([*map(to_json, places), *texts, *map(to_json, problems), to_json(marker)])
         self._broken = False
 
+    def write_unfinished(self, records: Sequence[RecordLine]) -> None:
+        """Write the records of a step that will not end, without a marker: nothing may follow them."""
+        if self._broken:
+            raise self._refusal()
+        self._broken = True
+        places = self._new_places(records)
+        texts = [record.text(None, self._place(record)) for record in records]
+        self._append([*map(to_json, places), *texts])
+
     def _new_places(self, records: Sequence[RecordLine]) -> list[PlaceDeclaration]:
         """Number the places that no record had before."""
         fresh: list[PlaceDeclaration] = []

@@ -445,7 +445,7 @@ class _Trainer:
             "beta2": run.beta2,
         }
         given = {slot: float(see(Role.HYPERPARAMETER, np.asarray(v), slot)) for slot, v in numbers.items()}
-        see(Role.HYPERPARAMETER, np.asarray(float(step + 1)), "step")
+        see(Role.HYPERPARAMETER, np.asarray(float(step)), "step")  # updates before this one
         parameters, moments = self.parameters[recorder.rank], self.moments[recorder.rank]
         first, second = moments[name]
         f32 = np.float32

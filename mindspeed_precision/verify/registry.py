@@ -6,9 +6,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from mindspeed_precision.records import CheckOutcome, Finding, Severity
+from mindspeed_precision.records import NO_MICROBATCH, CheckOutcome, Finding, Phase, RecordKey, Severity
 
 S = TypeVar("S")
+
+_LATE = frozenset({Phase.LOSS, Phase.REDUCE, Phase.CLIP, Phase.OPTIMIZER})
+"""Phases that follow the microbatches of a step where a record is of the whole step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,15 +103,23 @@ def worst_first(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def in_order(findings: Iterable[Finding]) -> list[Finding]:
-    """Order findings by severity, then by step: the cause before the effect; then by how sure they are."""
+    """Order findings by severity, then as a step goes (cause before effect), then by how sure they are."""
     return sorted(
         findings,
         key=lambda finding: (
             list(Severity).index(finding.severity),
-            finding.where.step if finding.where is not None else -2,
+            _place(finding.where),
             -finding.confidence,
         ),
     )
+
+
+def _place(where: RecordKey | None) -> tuple[int, bool, int, int]:
+    """Return when a record is seen: by step, microbatches before what is of the whole step, and phase."""
+    if where is None:
+        return -2, False, 0, 0
+    late = where.microbatch == NO_MICROBATCH and where.phase in _LATE
+    return where.step, late, where.microbatch, list(Phase).index(where.phase)
 
 
 __all__ = ["Answer", "Check", "Checks", "in_order", "worst_first"]

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from mindspeed_precision.backends.base import HostTensor
 from mindspeed_precision.dump.reader import RankRecords, Run
 from mindspeed_precision.records import INIT_STEP, ParameterDeclaration, Phase, Role, TensorRecord
 
 Kind = tuple[Phase, Role]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,17 @@ class RunFacts:
         for rank in self.ranks:
             for record in self._by_kind.get((rank, phase, role), ()):
                 yield rank, record
+
+    def once(self, what: Hashable, make: Callable[[], T]) -> T:
+        """Return what ``make`` gives, made once for all checks that ask by the same name."""
+        if what not in self._made:
+            self._made[what] = make()
+        found: T = self._made[what]
+        return found
+
+    @cached_property
+    def _made(self) -> dict[Hashable, Any]:
+        return {}
 
     def parameters(self, rank: int) -> Mapping[str, ParameterDeclaration]:
         """Return the parameters that a rank declared, by name."""

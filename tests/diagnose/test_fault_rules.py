@@ -6,7 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from mindspeed_precision.align import align
+from mindspeed_precision.compare import load_policy
+from mindspeed_precision.diagnose import find_causes, gather_facts
 from mindspeed_precision.diagnose.rules import finding_ids
+from mindspeed_precision.diagnose.rules.undetermined import unknown
+from mindspeed_precision.dump.reader import load_run
 from mindspeed_precision.flow import compare_runs
 from mindspeed_precision.records import INIT_STEP, Diagnosis, Level, Severity, Verdict
 from mindspeed_precision.testing.fake_runs import (
@@ -265,6 +270,19 @@ FAULTS = {
                 plant(phase="dgrad", role="grad_input", fqn=LINEAR, step=0, microbatch=1, value=scaled(2))
             ]
         },
+        "dgrad.scaled",
+        0,
+        "dgrad",
+        LINEAR,
+        1,
+    ),
+    "backward, one element": (
+        {},
+        {
+            "plants": [
+                plant(phase="dgrad", role="grad_input", fqn=LINEAR, step=0, microbatch=1, value=nudged())
+            ]
+        },
         "dgrad.value",
         0,
         "dgrad",
@@ -325,7 +343,7 @@ FAULTS = {
                 plant(phase="fprop", role="input", fqn="output_layer", step=0, microbatch=0, value=scaled(2))
             ]
         },
-        "diagnosis.unknown",
+        "fprop.value",
         0,
         "fprop",
         "output_layer",
@@ -493,6 +511,22 @@ def test_findings_of_the_runs_themselves_are_given_once(tmp_path):
     assert found.evidence == ("reported by both runs while running", "e")
 
 
+def test_an_origin_that_no_rule_explains_is_unknown_with_its_window(tmp_path):
+    runs = [
+        load_run(write_fake_run(tmp_path / "baseline")),
+        load_run(
+            write_fake_run(tmp_path / "candidate", plants=[plant(role="wgrad", fqn=LINEAR, value=scaled(2))])
+        ),
+    ]
+    aligned = align(*runs, [])
+    facts = gather_facts(aligned.baseline, aligned.candidate, aligned, policy=load_policy("exact"))
+    (finding,) = unknown(facts, [])
+    assert finding.id == "diagnosis.unknown"
+    assert finding.where == facts.origins[0].key
+    assert len(finding.explains) == len(facts.origins)
+    assert not list(unknown(facts, find_causes(facts)))
+
+
 def test_every_registered_id_is_exercised_by_a_test():
     exercised = {fault[2] for fault in FAULTS.values()}
     elsewhere = {
@@ -517,5 +551,8 @@ def test_every_registered_id_is_exercised_by_a_test():
         "parallel.replicas_differ",
         "reduce.own_fault",
         "wgrad.own_fault",
+        "diagnosis.unknown",
+        "loss.gradient_scaled",
+        "fprop.recomputed_differs",
     }
     assert finding_ids() == exercised | elsewhere

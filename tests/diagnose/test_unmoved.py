@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mindspeed_precision.backends.base import HostTensor
-from mindspeed_precision.diagnose.movement import movement_of
+from mindspeed_precision.compare.movement import movement_of
 from mindspeed_precision.dump.reader import load_run
 from mindspeed_precision.dump.writer import RankWriter, create_run
 from mindspeed_precision.flow import compare_runs

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from mindspeed_precision.compare.movement import Movement, Unmoved
 from mindspeed_precision.diagnose.facts import Facts, names
-from mindspeed_precision.diagnose.movement import Movement, Unmoved
 from mindspeed_precision.diagnose.rules.registry import rule
 from mindspeed_precision.records import Finding, Phase, RecordKey, Role, Severity, Side
 

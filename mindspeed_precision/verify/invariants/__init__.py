@@ -2,7 +2,57 @@
 
 from __future__ import annotations
 
-from mindspeed_precision.verify.invariants import groups, in_effect
+from mindspeed_precision.verify.invariants import (
+    accumulation,
+    buffers,
+    collectives,
+    counters,
+    data,
+    grad_norm,
+    groups,
+    hyperparameters,
+    in_effect,
+    layout,
+    loss,
+    movement,
+    nonfinite,
+    optimizer_step,
+    products,
+    randomness,
+    recompute,
+    reduction,
+    replicas,
+    rows,
+    symptoms,
+    transfers,
+    vacuity,
+)
 from mindspeed_precision.verify.invariants.registry import INVARIANTS
 
-__all__ = ["INVARIANTS", "groups", "in_effect"]
+MODULES = (
+    vacuity,
+    in_effect,
+    groups,
+    nonfinite,
+    data,
+    randomness,
+    recompute,
+    rows,
+    transfers,
+    collectives,
+    loss,
+    products,
+    accumulation,
+    buffers,
+    reduction,
+    replicas,
+    grad_norm,
+    hyperparameters,
+    counters,
+    optimizer_step,
+    movement,
+    layout,
+    symptoms,
+)
+
+__all__ = ["INVARIANTS", "MODULES"]

@@ -1,0 +1,92 @@
+"""Is a matrix the product of two others? Asked of random signs, without the product.
+
+R. Freivalds (*Probabilistic machines can use less running time*, IFIP 1977): for a vector r of random signs
+``C r = A (B r)`` where ``C = A B``, and a wrong C is let through with a chance of at most 1/2 for each r.
+Three products of a matrix with a vector take the place of one of two matrices.
+
+What rounding may leave: the product that was computed has errors ``E`` with
+
+    |E| <= gamma(K) |A| |B| + u |C|,    gamma(K) = K u' / (1 - K u')
+
+elementwise and for every order of the sum over K terms (N. Higham, *Accuracy and Stability of Numerical
+Algorithms*, 2nd ed., section 3.5), with u' the unit roundoff of the accumulator and u that of the result. For
+random signs r, which know nothing of E, a row leaves ``|(E r)_i| <= lambda ||E_i||`` but for a chance of
+``2 exp(-lambda^2 / 2)`` (Hoeffding 1963), and ``||E_i|| <= gamma(K) sum_t |A_it| ||B_t|| + u ||C_i||`` by the
+triangle inequality. With lambda = 8 that is a chance of 3e-14 for each row and vector.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+PROBES = 4
+"""Vectors of signs: a wrong row is let through with a chance of at most 1/16."""
+
+LAMBDA = 8.0
+
+_OWN = 1e-9
+"""Relative error of the check's own sums in float64, with room."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Excess:
+    """How far a matrix is from a product, against what rounding may leave.
+
+    Attributes:
+        ratio: largest residual over its bound; above 1 it is no product of these operands.
+        row: where that is.
+        relative: residual of the row over the norm of the product's row, both estimated.
+    """
+
+    ratio: float
+    row: int
+    relative: float
+
+
+def signs(columns: int, seed: int = 0) -> NDArray[np.float64]:
+    """Return random signs ``[columns, PROBES]``, the same for the same arguments."""
+    return np.random.default_rng(seed).choice((-1.0, 1.0), size=(columns, PROBES))
+
+
+def excess(
+    product: NDArray[np.float64],
+    left: NDArray[np.float64],
+    right: NDArray[np.float64],
+    *,
+    accumulator: float,
+    result: float,
+    operands: float = 0.0,
+    further: NDArray[np.float64] | None = None,
+) -> Excess:
+    """Compare ``product`` with ``left.T @ right`` by random signs.
+
+    Args:
+        product: ``[out, in]``, what was computed.
+        left: ``[tokens, out]``.
+        right: ``[tokens, in]``.
+        accumulator: unit roundoff of the type in which the product was summed.
+        result: unit roundoff of the type of ``product``; of 16 bits it may have been rounded between blocks.
+        operands: relative error to which operands were rounded first (TF32, HF32); 0: not at all.
+        further: ``[out]`` norms of further rounding in the rows (of a sum that the product was taken from).
+    """
+    probes = signs(right.shape[1])
+    exact = left.T @ (right @ probes)
+    residual = np.abs(product @ probes - exact)
+    tokens = len(left)
+    gamma = tokens * accumulator / (1 - tokens * accumulator) if tokens * accumulator < 1 else np.inf
+    sizes = np.abs(left).T @ np.linalg.norm(right, axis=1)
+    rows = np.linalg.norm(product, axis=1)
+    bound = LAMBDA * ((gamma + 2 * operands + _OWN) * sizes + 2 * result * rows)
+    if further is not None:
+        bound = bound + LAMBDA * further
+    worst = residual.max(axis=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratios = np.where(worst == 0, 0.0, worst / bound)
+    row = int(np.argmax(ratios))
+    size = float(np.sqrt(np.square(exact[row]).mean()))
+    return Excess(
+        ratio=float(ratios[row]), row=row, relative=float(worst[row] / size) if size else float("inf")
+    )
