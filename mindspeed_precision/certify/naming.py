@@ -74,7 +74,7 @@ def _random_finding(
     evidence += [f"what was computed differs from here on: {one.key.describe()}" for one in drawn[:1]]
     return Finding(
         id=id_,
-        severity=Severity.ERROR if drawn else Severity.WARNING,
+        severity=Severity.ERROR,
         confidence=0.95,
         title=_TITLES[id_].format(where=random.key.describe(), name=repetition.name)
         + ("" if drawn else "; nothing that was computed differs by it yet"),

@@ -238,7 +238,7 @@ class _Reader:
         numbers = {
             name: int(value)
             for name, value in self._variables.items()
-            if isinstance(value, str) and re.fullmatch(r"-?\d+", value)
+            if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,18}", value)
         }
         try:
             return str(int(evaluate(text.replace("/", "//").strip(), numbers.get)))

@@ -24,7 +24,7 @@ def examination_blocks(answer: Examination) -> list[Block]:
         Block(label="checked", lines=tuple(_outcome(one) for one in answer.outcomes if one.exercised))
     )
     gaps = [one for one in answer.outcomes if one.skipped and one.applies]
-    shown.append(Block(label="not looked", lines=tuple(f"{one.name}: {one.skipped}" for one in gaps)))
+    shown.append(Block(label="gaps", lines=tuple(f"{one.name}: {one.skipped}" for one in gaps)))
     shown.append(Block(label="notes", lines=answer.notes))
     return [block for block in shown if any(block.lines)]
 

@@ -341,6 +341,24 @@ def test_what_is_set_without_effect(tmp_path):
     assert "env.not_in_effect" not in ids(answer)
 
 
+def test_connections_of_the_device():
+    words = [*HEALTHY, "--tensor-model-parallel-size", "2"]
+    without = {name: value for name, value in PINNED.items() if name != "CUDA_DEVICE_MAX_CONNECTIONS"}
+    for backend, severity in (("pta", Severity.ERROR), ("cuda", Severity.WARNING)):
+        assert ids(examined(words, backend=backend, environment=without))["config.contradiction"] is severity
+        assert "config.contradiction" not in ids(examined(words, backend=backend))
+
+
+def test_without_a_launch_the_environment_is_examined():
+    answer = preflight([], backend="pta", environment={})
+    assert ids(answer).keys() <= {
+        "determinism.too_late",
+        "determinism.environment",
+        "env.versions_incompatible",
+    }
+    assert "determinism.too_late" in ids(answer)
+
+
 def test_words(capsys):
     answer = examined([*HEALTHY, "--num-layer", "4", "--lr", "2", "--bf16", "True", "--my-own-flag"])
     titles = [finding.title for finding in answer.findings]
