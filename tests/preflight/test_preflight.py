@@ -252,10 +252,10 @@ def test_a_rule_speaks_on_its_fault_alone(rule):
     assert rule not in spoke([*HEALTHY, *twin.split()], backend)
 
 
-@pytest.mark.matrix
+@pytest.mark.long
 @pytest.mark.megatron
 @pytest.mark.torch
-@pytest.mark.parametrize("version", ["0.17.1", pytest.param("0.19.2", marks=pytest.mark.long)])
+@pytest.mark.parametrize("version", ["0.17.1", "0.19.2"])
 def test_megatron_agrees(version, megatron):
     """The real parser and validation refuse every fault that we call an error, and take its healthy twin."""
     known = {} if version == "0.17.1" else {"flash_attention_in_deterministic_mode"}
