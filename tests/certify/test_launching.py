@@ -76,6 +76,7 @@ def test_a_script_that_does_not_is_replaced_by_what_it_starts(tmp_path):
     [
         ([*COMMAND, "--finetune"], lambda launching: launching.resumed(2, None), "does not resume"),
         (COMMAND, lambda launching: launching.resumed(0, None), "nothing to resume"),
+        (COMMAND, lambda launching: launching.twice(0), "no number of steps"),
         (COMMAND, lambda launching: launching.resumed(4, 4), "nothing to resume"),
         (["torchrun", "--nnodes", "2", "t.py"], lambda launching: None, "several machines"),
     ],
