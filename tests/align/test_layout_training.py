@@ -128,6 +128,7 @@ def test_a_gradient_off_by_three_in_ten_thousand_is_found(record):
     assert len([o for o in diagnosis.origins if o.key.step == 0]) == 1
 
 
+@pytest.mark.long
 def test_bfloat16_and_the_same_fault_in_it(record):
     baseline = record(1, dtype="bf16", **MODEL)
     healthy = compare_runs(baseline, record(2, start=baseline, dtype="bf16", tp=2, **MODEL))

@@ -39,6 +39,7 @@ TOGETHER = {
     "pp2": {"pp": 2, "microbatches": 4},
     "ep2": {"ep": 2, "experts": 4},
 }
+LONG = ("tp2", "dp2 overlap", "ep2")
 
 
 @pytest.fixture
@@ -92,7 +93,13 @@ def test_every_parameter_has_its_gradient(record, options):
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("options", TOGETHER.values(), ids=TOGETHER)
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(options, id=name, marks=pytest.mark.long if name in LONG else ())
+        for name, options in TOGETHER.items()
+    ],
+)
 def test_two_processes_are_covered_and_the_same_as_unobserved(megatron, capture_scripts, tmp_path, options):
     from mindspeed_precision import load_run
     from mindspeed_precision.testing.demo.launch import run_training

@@ -27,6 +27,7 @@ LAYOUTS = {
     "cp2": (2, {"cp": 2, "dropout": 0.0}, ()),
     "tp2 pp2": (4, {"tp": 2, "pp": 2}, ()),
 }
+LONG = ("ep2", "cp2", "tp2 pp2")
 
 
 def record(megatron, tmp_path, name, layout, *flags):
@@ -52,7 +53,7 @@ def record(megatron, tmp_path, name, layout, *flags):
 @pytest.mark.parametrize(
     "layout",
     [
-        pytest.param(layout, id=name, marks=pytest.mark.long if layout[0] > 2 else ())
+        pytest.param(layout, id=name, marks=pytest.mark.long if name in LONG else ())
         for name, layout in LAYOUTS.items()
     ],
 )

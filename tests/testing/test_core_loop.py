@@ -111,7 +111,14 @@ def test_it_serves_the_later_wheels_without_a_loop(alone, train):
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("layout", [{"processes": 2}, {"processes": 2, "tp": 2}, {"processes": 4, "tp": 2}])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param({"processes": 2}, marks=pytest.mark.long),
+        pytest.param({"processes": 2, "tp": 2}, marks=pytest.mark.long),
+        {"processes": 4, "tp": 2},
+    ],
+)
 def test_every_layout_gives_the_numbers_of_one_process(layout, alone, train):
     _, numbers = train(str(layout), **layout)
     np.testing.assert_allclose(numbers, alone[1], rtol=2e-6)

@@ -64,13 +64,16 @@ CONFIGURATIONS: dict[str, tuple[int, dict[str, object]]] = {
     "tp2 cp2 sp": (4, {"tp": 2, "cp": 2, "sequence_parallel": True, "dropout": 0.0}),
 }
 NEWER = ("tp2 sp", "dp2 distopt overlap bf16", "pp2 vpp2", "ep2", "cp2 dropout 0", "tp2 pp2")
-LONG = ("tp2 pp2", "tp2 ep2 sp", "tp2 cp2 sp")
-"""Four processes on two cores; `tp2 pp2 untied sp` stands for them in `make test`."""
+LONG = (
+    *("1p fp16", "1p long bf16", "tp2", "tp2 sp bf16 untied recompute", "pp2", "dp2 overlap"),
+    *("tp2 pp2", "tp2 ep2 sp", "tp2 cp2 sp"),
+)
+"""What others in `make test` stand for: `tp2 pp2 untied sp` for four processes, and so on."""
 
 # equal work in another order of sums, as (one, other, relative difference of the printed loss)
 SAME_LOSS = (
     ("1p dropout 0", "cp2 dropout 0", 2e-6),
-    ("dp2", "dp2 overlap", 0.0),
+    pytest.param("dp2", "dp2 overlap", 0.0, marks=pytest.mark.long),
     ("dp2", "dp2 distopt", 2e-5),  # float32 torch.norm differs, and clipping passes it on
     ("dp2 distopt", "dp2 distopt overlap", 0.0),
     ("1p", "1p recompute", 0.0),
@@ -207,7 +210,14 @@ def test_interleaved_stages_repeat_themselves(trained, megatron, tmp_path):
     assert again.rows == trained("pp2 vpp2")
 
 
-@pytest.mark.parametrize(("processes", "options"), [(1, {}), (1, {"dtype": "bf16"}), (2, {"tp": 2})])
+@pytest.mark.parametrize(
+    ("processes", "options"),
+    [
+        pytest.param(1, {}, marks=pytest.mark.long),
+        pytest.param(1, {"dtype": "bf16"}, marks=pytest.mark.long),
+        (2, {"tp": 2}),
+    ],
+)
 def test_a_resumed_run_is_the_uninterrupted_one(processes, options, megatron, tmp_path):
     """Stop and save after two of five steps (``--ckpt-format torch``), load, go on: the same numbers."""
 
@@ -327,6 +337,7 @@ def test_the_core_trainer_divides_the_work_and_keeps_it(name, core_trained):
     assert divided["grad_norms"] == pytest.approx(alone["grad_norms"], rel=2e-5)
 
 
+@pytest.mark.long
 def test_five_versions_of_the_core_give_the_same_bits(core_trained):
     reports = [core_trained("1p", version) for version in ("0.12.1", "0.16.1", "0.17.1", "0.18.2", "0.19.2")]
     assert all(report == reports[0] for report in reports)
