@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
+from mindspeed_precision.dump.reader import Run, load_run
 from mindspeed_precision.errors import PrecisionError
 from mindspeed_precision.flow import compare_runs
 from mindspeed_precision.records import INIT_STEP, Diagnosis, Finding, RecordKey, Severity, Verdict
@@ -50,21 +51,27 @@ def _of_diagnosis(answer: Diagnosis) -> Said:
     )
 
 
+@lru_cache(maxsize=6)
+def _read(run: Path) -> Run:
+    """Read a run once for all commands."""
+    return load_run(run)
+
+
 def compare(reference: Path, run: Path) -> Said:
     """Ask ``compare``."""
-    return _of_diagnosis(compare_runs(reference, run))
+    return _of_diagnosis(compare_runs(_read(reference), _read(run)))
 
 
 def check(_: Path, run: Path) -> Said:
     """Ask ``check``, which sees one run alone."""
-    findings = tuple(f for f in check_run(run).findings if f.severity in SAID)
+    findings = tuple(f for f in check_run(_read(run)).findings if f.severity in SAID)
     where = next((finding.where for finding in findings), None)
     return Said(findings=findings, first=where, alarmed=bool(findings))
 
 
 def verify(reference: Path, run: Path) -> Said:
     """Ask ``verify``."""
-    findings = tuple(f for f in verify_runs(reference, run).findings if f.severity in SAID)
+    findings = tuple(f for f in verify_runs(_read(reference), _read(run)).findings if f.severity in SAID)
     where = next((finding.where for finding in findings), None)
     return Said(findings=findings, first=where, alarmed=bool(findings))
 
