@@ -39,11 +39,13 @@ class Excess:
         ratio: largest residual over its bound; above 1 it is no product of these operands.
         row: where that is.
         relative: residual of the row over the norm of the product's row, both estimated.
+        factor: the multiple of the product that it is instead; None: it is no multiple.
     """
 
     ratio: float
     row: int
     relative: float
+    factor: float | None = None
 
 
 def signs(columns: int, seed: int = 0) -> NDArray[np.float64]:
@@ -88,5 +90,14 @@ def excess(
     row = int(np.argmax(ratios))
     size = float(np.sqrt(np.square(exact[row]).mean()))
     return Excess(
-        ratio=float(ratios[row]), row=row, relative=float(worst[row] / size) if size else float("inf")
+        ratio=float(ratios[row]),
+        row=row,
+        relative=float(worst[row] / size) if size else float("inf"),
+        factor=_multiple(product @ probes, exact) if ratios[row] > 1 else None,
     )
+
+
+def _multiple(found: NDArray[np.float64], exact: NDArray[np.float64]) -> float | None:
+    square = float(np.vdot(exact, exact))
+    factor = float(np.vdot(exact, found)) / square if square else 0.0
+    return factor if np.linalg.norm(found - factor * exact) <= 1e-2 * np.linalg.norm(found) else None

@@ -42,7 +42,8 @@ def wgrad_is_a_product(facts: RunFacts) -> Answer:
             if found is not None:
                 exercised += 1
                 if not found.ratio <= 1:
-                    failures.append(failure(one.wgrad, number, _text(found)))
+                    kind = "" if found.factor is None else f"it is {found.factor:.4g} times the product"
+                    failures.append(failure(one.wgrad, number, _text(found), kind))
             elif counted is not None:
                 exercised += 1
                 if counted > 1:
