@@ -38,8 +38,8 @@ class Numbers:
         count: updates so far, this one included; the t of the bias corrections.
         coupled: weight decay is added to the gradient (Adam with L2), not to the parameter (AdamW).
         corrected: moments are divided by their bias corrections.
-        early_eps: eps is added to the root before its bias correction (``nn.Adam`` of MindSpore; Kingma and Ba,
-            the end of section 2).
+        early_eps: eps is added to the root before its bias correction (``nn.Adam`` of MindSpore; Kingma and
+            Ba, the end of section 2).
     """
 
     lr: float

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from mindspeed_precision.dump.reader import RankRecords
+from mindspeed_precision.record.freivalds import TF32, Excess, excess
 from mindspeed_precision.records import Phase, Role, TensorRecord
 from mindspeed_precision.verify.elements import Vector, is_finite, numbers, rounded, roundoff
 from mindspeed_precision.verify.failures import Failure, failure, findings_of
-from mindspeed_precision.verify.freivalds import Excess, excess
 from mindspeed_precision.verify.gradients import Gemm, gemms
 from mindspeed_precision.verify.invariants.registry import invariant
 from mindspeed_precision.verify.registry import Answer
@@ -19,9 +19,6 @@ from mindspeed_precision.verify.run_facts import RunFacts
 
 PRODUCT = "product"
 """Slot of what ``capture.verify_products`` found while training: the worst residual over its bound."""
-
-_TF32 = 2.0**-11
-"""Roundoff of an operand of ten bits, which a device may use for float32 unless it is told not to."""
 
 
 @invariant(
@@ -95,7 +92,7 @@ def _of_elements(facts: RunFacts, rank: int, one: Gemm) -> Excess | None:
         right,
         accumulator=roundoff("float64" if one.wgrad.dtype == "float64" else "float32"),
         result=roundoff(one.wgrad.dtype),
-        operands=0.0 if precise else _TF32,
+        operands=0.0 if precise else TF32,
         further=_rounded_sum(facts, rank, one),
     )
 

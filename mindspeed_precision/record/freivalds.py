@@ -27,8 +27,27 @@ PROBES = 4
 
 LAMBDA = 8.0
 
+TF32 = 2.0**-11
+"""Roundoff of an operand of ten bits, which a device may make of float32 unless it is told not to."""
+
 _OWN = 1e-9
 """Relative error of the check's own sums in float64, with room."""
+
+
+def own_error(tokens: int, columns: int, *, double: bool) -> float:
+    """Return the error of the check's own sums relative to ``sum_t |A_it| ||B_t||``, over ``LAMBDA``.
+
+    Args:
+        tokens: terms of the product.
+        columns: length of the signs.
+        double: whether it sums in float64; not every device has it.
+    """
+    return _OWN if double else (2 * columns + tokens) * 2.0**-24 * columns**0.5 / LAMBDA
+
+
+def gamma(terms: int, roundoff: float) -> float:
+    """Return ``n u / (1 - n u)`` (Higham, section 3.1); infinite where it says nothing."""
+    return terms * roundoff / (1 - terms * roundoff) if terms * roundoff < 1 else float("inf")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,11 +96,10 @@ def excess(
     probes = signs(right.shape[1])
     exact = left.T @ (right @ probes)
     residual = np.abs(product @ probes - exact)
-    tokens = len(left)
-    gamma = tokens * accumulator / (1 - tokens * accumulator) if tokens * accumulator < 1 else np.inf
     sizes = np.abs(left).T @ np.linalg.norm(right, axis=1)
     rows = np.linalg.norm(product, axis=1)
-    bound = LAMBDA * ((gamma + 2 * operands + _OWN) * sizes + 2 * result * rows)
+    share = gamma(len(left), accumulator) + 2 * operands + own_error(*right.shape, double=True)
+    bound = LAMBDA * (share * sizes + 2 * result * rows)
     if further is not None:
         bound = bound + LAMBDA * further
     worst = residual.max(axis=1)
