@@ -9,7 +9,7 @@ import torch
 
 from mindspeed_precision.backends.torch_digest import widest_float
 from mindspeed_precision.record.elements import UNIT_ROUNDOFF
-from mindspeed_precision.record.freivalds import LAMBDA, TF32, gamma, own_error, signs
+from mindspeed_precision.record.freivalds import LAMBDA, TF32, growth, own_error, signs
 
 _PIECE = 1 << 23
 """Elements that are widened at a time."""
@@ -41,7 +41,7 @@ def product_excess(
             exact += first.t() @ (second @ probes)
             sizes += first.abs().t() @ torch.linalg.vector_norm(second, dim=1)
         found = torch.cat([piece.to(wide) @ probes for piece in _pieces(product, 0)])
-        share = gamma(tokens, _roundoff(torch.promote_types(product.dtype, torch.float32)))
+        share = growth(tokens, _roundoff(torch.promote_types(product.dtype, torch.float32)))
         share += 2 * _operands(left) + own_error(tokens, columns, double=wide is torch.float64)
         bound = share * sizes + 2 * _roundoff(product.dtype) * _row_norms(product, wide)
         for side in sides:

@@ -21,6 +21,7 @@ from mindspeed_precision.verify.adam import (
 from mindspeed_precision.verify.elements import Vector, numbers, roundoff
 from mindspeed_precision.verify.failures import Failure, failure, findings_of
 from mindspeed_precision.verify.invariants.registry import invariant
+from mindspeed_precision.verify.moment_sums import wrong_sum
 from mindspeed_precision.verify.registry import Answer
 from mindspeed_precision.verify.run_facts import RunFacts
 from mindspeed_precision.verify.updates import Update, updates
@@ -90,13 +91,14 @@ def _before(facts: RunFacts, update: Update) -> Vector | None:
 def moments_are_recomputed(facts: RunFacts) -> Answer:
     """Compute both moments of every update anew."""
     failures: list[Failure] = []
-    exercised, left = 0, 0
+    exercised, left, sums = 0, 0, 0
     for update in _every(facts):
         for found, problem in _moments(facts, update):
             if found is None:
                 left += 1
                 continue
             exercised += 1
+            sums += not found.payload
             if problem:
                 failures.append(failure(found, update.rank, *problem))
     return Answer(
@@ -109,10 +111,14 @@ def moments_are_recomputed(facts: RunFacts) -> Answer:
             "another one?",
         ),
         failed=len(failures),
-        skipped=f"{left} moments: {_NEEDS}"
-        if left
-        else ("" if exercised else "no update of Adam was recorded"),
+        skipped=_limits(left, sums, exercised),
     )
+
+
+def _limits(left: int, sums: int, exercised: int) -> str:
+    parts = [f"{left} moments: {_NEEDS}"] if left else []
+    parts += [f"{sums} by sums alone"] if sums else []
+    return "; ".join(parts) or ("" if exercised else "no update of Adam was recorded")
 
 
 def _every(facts: RunFacts) -> Iterator[Update]:
@@ -130,7 +136,8 @@ def _moments(facts: RunFacts, update: Update) -> Iterator[tuple[TensorRecord | N
             continue
         values = numbers(facts, update.rank, after)
         if elements is None or values is None:
-            yield None, None
+            wrong = wrong_sum(update, role, given)
+            yield (None, None) if wrong is None else (after, (f"{name}: {wrong}", "") if wrong else None)
             continue
         yield _judge_moment(after, name, values.reshape(-1), elements, given)
 
