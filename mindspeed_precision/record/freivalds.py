@@ -12,10 +12,10 @@ elementwise for a sum over K terms, with u' the unit roundoff of the accumulator
 first holds for every order of the sum and whatever the numbers are (N. Higham, *Accuracy and Stability of
 Numerical Algorithms*, 2nd ed., section 3.5), the second but for a chance that falls as ``exp(-8)`` for each
 element where roundings are independent (Higham and Mary, *A new approach to probabilistic rounding error
-analysis*, SIAM J. Sci. Comput. 41, 2019, theorem 3.1); kernels that sum in blocks stay far below both. For random
-signs r, which know nothing of E, a row leaves ``|(E r)_i| <= lambda ||E_i||`` but for a chance of
-``2 exp(-lambda^2 / 2)`` (Hoeffding 1963), and ``||E_i|| <= growth(K) sum_t |A_it| ||B_t|| + u ||C_i||`` by the
-triangle inequality. With lambda = 8 that is a chance of 3e-14 for each row and vector.
+analysis*, SIAM J. Sci. Comput. 41, 2019, theorem 3.1); kernels that sum in blocks stay far below both. For
+random signs r, which know nothing of E, a row leaves ``|(E r)_i| <= lambda ||E_i||`` but for a chance of
+``2 exp(-lambda^2 / 2)`` (Hoeffding 1963), and ``||E_i|| <= growth(K) sum_t |A_it| ||B_t|| + u ||C_i||`` by
+the triangle inequality. With lambda = 8 that is a chance of 3e-14 for each row and vector.
 """
 
 from __future__ import annotations

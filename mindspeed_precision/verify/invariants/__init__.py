@@ -9,8 +9,10 @@ from mindspeed_precision.verify.invariants import (
     grad_norm,
     hyperparameters,
     movement,
+    optimizer_state,
     optimizer_step,
     products,
+    rates,
     reduction,
 )
 from mindspeed_precision.verify.invariants.registry import INVARIANTS
@@ -23,7 +25,9 @@ __all__ = [
     "grad_norm",
     "hyperparameters",
     "movement",
+    "optimizer_state",
     "optimizer_step",
     "products",
+    "rates",
     "reduction",
 ]
