@@ -13,6 +13,9 @@ from mindspeed_precision.verify.run_facts import RunFacts
 from mindspeed_precision.verify.updates import Update, updates
 
 MOMENTS = {Role.EXP_AVG: "exp_avg", Role.EXP_AVG_SQ: "exp_avg_sq"}
+PLAIN = ("float32", "float64", "bfloat16")
+"""Types in which a moment is kept as it is; of narrower ones a scale goes with it, which is not recorded."""
+
 NEEDS = (
     "needs elements of the clipped gradient, exp_avg, exp_avg_sq and the parameter, after this step and "
     "the one before (preset check)"

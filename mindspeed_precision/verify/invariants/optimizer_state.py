@@ -17,6 +17,7 @@ from mindspeed_precision.verify.run_facts import RunFacts
 from mindspeed_precision.verify.update_elements import (
     MOMENTS,
     NEEDS,
+    PLAIN,
     Elements,
     decay_is_coupled,
     elements_of,
@@ -70,6 +71,9 @@ def _moments(facts: RunFacts, update: Update) -> Iterator[tuple[TensorRecord | N
     for role, name in MOMENTS.items():
         after = update.after.get(role)
         if after is None or given is None:
+            continue
+        if after.dtype not in PLAIN:
+            yield None, None
             continue
         values = numbers(facts, update.rank, after)
         if elements is None or values is None:

@@ -19,6 +19,7 @@ from mindspeed_precision.verify.run_facts import RunFacts
 from mindspeed_precision.verify.update_elements import (
     MOMENTS,
     NEEDS,
+    PLAIN,
     Elements,
     decay_is_coupled,
     elements_of,
@@ -73,6 +74,8 @@ def _parameter(facts: RunFacts, update: Update) -> str | tuple[()] | tuple[str, 
     after, kept = after.reshape(-1), roundoff(update.updated.dtype)
     if given is None or Role.EXP_AVG not in update.after:
         return _descent(update, elements, after, kept)
+    if any(role in update.after and update.after[role].dtype not in PLAIN for role in MOMENTS):
+        return "moments are kept with a scale, which is not recorded"
     moments = [numbers(facts, update.rank, update.after.get(role)) for role in MOMENTS]
     first, second = moments
     if first is None or second is None:
