@@ -59,7 +59,7 @@ export MSP_MCORE ?= $(CURDIR)/$(MCORE)
 export MSP_MINDSPORE_PYTHON ?= $(CURDIR)/$(MINDSPORE)/bin/python
 export MSP_MINDSPORE_NATIVE_PYTHON ?= $(CURDIR)/$(NATIVE)/bin/python
 
-.PHONY: help demo demo-mindspore test lint fast matrix mindspore mindspeed long layouts bench calibration tolerance-figures framework-free oldest newest clean
+.PHONY: help demo demo-mindspore test lint fast matrix mindspore mindspeed long layouts bench calibration tolerance-figures silentbench silentbench-healthy framework-free oldest newest clean
 
 help:
 	@sed -n 's/^# make/make/p; s/^\([a-z-]*\):.*## /make \1\t/p' Makefile | expand -t 21
@@ -105,7 +105,7 @@ long: $(VENV)/.dev $(MCORE_TREES) ## tests that take longer still: each piece of
 layouts: $(VENV)/.dev $(MCORE_TREES) ## every layout of up to four processes, healthy and with faults, and what was found where
 	$(BIN)/python -W ignore -m pytest -n 0 -m long tests/align/test_layout_matrix.py $(ARGS)
 
-bench: $(VENV)/.dev $(MSPROBE)/.ready $(MCORE)/$(DEMO_MCORE)/megatron/core/package_info.py ## what capture costs, beside the bare step and msprobe (half an hour; ARGS="--only statistics" …)
+bench: $(VENV)/.dev $(MSPROBE)/.ready $(MCORE)/$(DEMO_MCORE)/megatron/core/package_info.py ## what capture costs, beside the bare step and msprobe (a quarter of an hour; ARGS="--only statistics" …)
 	@export PYTHONPATH="$(CURDIR):$(MSP_MCORE)/$(DEMO_MCORE)$${PYTHONPATH:+:$$PYTHONPATH}"
 	$(BIN)/python -W ignore benchmarks/digest_throughput.py
 	MSP_MSPROBE_PYTHON="$(CURDIR)/$(MSPROBE)/bin/python" $(BIN)/python -W ignore benchmarks/step_overhead.py $(ARGS)
@@ -120,6 +120,15 @@ tolerance-figures: $(VENV)/.dev $(MCORE)/$(DEMO_MCORE)/megatron/core/package_inf
 	@$(PIP) install -e '.[figures]'
 	export PYTHONPATH="$(CURDIR):$(MSP_MCORE)/$(DEMO_MCORE)$${PYTHONPATH:+:$$PYTHONPATH}"
 	$(BIN)/python -W ignore benchmarks/tolerance.py figures $(RUNS) docs/figures
+
+# The version in which some of the bugs are live.
+SILENTBENCH_MCORE := 0.16.1
+SILENTBENCH = PYTHONPATH="$(CURDIR):$(CURDIR)/tests$${PYTHONPATH:+:$$PYTHONPATH}" $(BIN)/python -W ignore -m silentbench.run --megatron "$(MSP_MCORE)/$(SILENTBENCH_MCORE)"
+silentbench: $(VENV)/.dev $(MCORE)/$(SILENTBENCH_MCORE)/megatron/core/package_info.py ## real bugs, planted: what is found of them (half an hour; ARGS="B009 B012" or --runs DIRECTORY)
+	@$(SILENTBENCH) --json build/silentbench.json --card docs/silentbench.md $(ARGS)
+
+silentbench-healthy: $(VENV)/.dev $(MCORE)/$(SILENTBENCH_MCORE)/megatron/core/package_info.py ## a hundred healthy trainings over layouts, types and seeds, of which nothing may be said
+	@$(SILENTBENCH) --healthy $(ARGS)
 
 framework-free: oldest newest ## both of the next two
 

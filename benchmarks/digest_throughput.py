@@ -22,6 +22,8 @@ from pathlib import Path
 import torch
 
 from mindspeed_precision.backends import digest_kernel as kernels
+from mindspeed_precision.backends.digest_geometry import Geometry, Reading, reading_of
+from mindspeed_precision.backends.digest_words import WORDS_WITH_SKETCH
 from mindspeed_precision.backends.torch import TorchBackend
 
 REPEATS = 9
@@ -32,7 +34,7 @@ DTYPES = {
     "float64": torch.float64,
     "float8_e4m3fn": torch.float8_e4m3fn,
 }
-LEVELS = {"fingerprint": 0, "statistics": kernels.STATISTICS, "sketch": kernels.STATISTICS | kernels.SKETCH}
+LEVELS = {"fingerprint": (False, False), "statistics": (True, False), "sketch": (True, True)}
 
 
 def _plain_read(directory: str) -> Callable[[int, int], object]:
@@ -45,11 +47,11 @@ def _plain_read(directory: str) -> Callable[[int, int], object]:
     return found  # type: ignore[no-any-return]
 
 
-def _reading(name: str, dtype: torch.dtype) -> kernels.Reading:
+def _reading(name: str, dtype: torch.dtype) -> Reading:
     table = None
     if dtype.itemsize == 1:
         table = torch.arange(256, dtype=torch.uint8).view(dtype).float().numpy()
-    return kernels.reading_of(name, width=dtype.itemsize, numbers=table, floating=True)
+    return reading_of(name, width=dtype.itemsize, numbers=table, floating=True)
 
 
 def _best(calls: dict[str, Callable[[], object]], times: int) -> dict[str, float]:
@@ -81,17 +83,18 @@ def main() -> None:
     )
     if kernel is None:
         return
-    output = (ctypes.c_uint64 * 521)()
+    output = (ctypes.c_uint64 * WORDS_WITH_SKETCH)()
     with tempfile.TemporaryDirectory() as directory:
         plain = _plain_read(directory)
         for size in (LARGE, SMALL):
             for name, dtype in DTYPES.items():
                 tensor = torch.randn(size // dtype.itemsize).to(dtype)
-                geometry = kernels.Geometry((tensor.numel(),), (1,), _reading(name, dtype))
-                address, into = tensor.data_ptr(), partial(kernel.into, tensor.data_ptr(), geometry)
+                geometry = Geometry((tensor.numel(),), (1,), _reading(name, dtype))
+                address = tensor.data_ptr()
+                into = partial(kernel.into, address, geometry, ctypes.addressof(output))
                 calls: dict[str, Callable[[], object]] = {"": partial(plain, address, size // 8)}
-                for level, wanted in LEVELS.items():
-                    calls[level] = partial(into, wanted, ctypes.addressof(output))
+                for level, (moments, sketch) in LEVELS.items():
+                    calls[level] = partial(into, statistics=moments, sketch=sketch)
                 if size == SMALL:
                     by_torch = partial(TorchBackend(kernel=False).begin_digest, tensor)
                     calls["torch"] = partial(by_torch, statistics=False)

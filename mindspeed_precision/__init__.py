@@ -7,7 +7,8 @@ The flow, each arrow one type of ``records``::
                align → compare → diagnose → report        anywhere: numpy and pandas, no framework
 
 ``pretrain`` is the drop-in for Megatron's; ``Session`` does the same around any loop; ``load_run`` opens what
-they wrote, ``compare_runs`` answers for two of them and ``check_run`` for one.
+they wrote. ``compare_runs`` answers for two of them, ``verify_runs`` for what went into them, and
+``check_run`` for one.
 """
 
 from __future__ import annotations
@@ -21,15 +22,26 @@ if TYPE_CHECKING:
     from mindspeed_precision.flow import compare_runs
     from mindspeed_precision.session import Session
     from mindspeed_precision.verify.check import check_run
+    from mindspeed_precision.verify.verify import verify_runs
 
 __version__ = "0.1.0"
-__all__ = ["pretrain", "wrap", "Session", "load_run", "compare_runs", "check_run", "__version__"]
+__all__ = [
+    "pretrain",
+    "wrap",
+    "Session",
+    "load_run",
+    "compare_runs",
+    "check_run",
+    "verify_runs",
+    "__version__",
+]
 
 _LAZY = {
     "Session": ("mindspeed_precision.session", "Session"),
     "load_run": ("mindspeed_precision.dump.reader", "load_run"),
     "compare_runs": ("mindspeed_precision.flow", "compare_runs"),
     "check_run": ("mindspeed_precision.verify.check", "check_run"),
+    "verify_runs": ("mindspeed_precision.verify.verify", "verify_runs"),
 }
 
 

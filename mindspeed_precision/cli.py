@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_precision.cli_examine import add_examinations
+from mindspeed_precision.cli_launch import add_launch_commands, split_launch
 from mindspeed_precision.errors import PrecisionError
 
 PROGRAM = "mindspeed-precision"
@@ -66,6 +67,7 @@ def build_parser() -> argparse.ArgumentParser:
     compare.set_defaults(run=_compare)
 
     add_examinations(commands)
+    add_launch_commands(commands)
 
     show = commands.add_parser("show", help="look inside a run")
     show.add_argument("directory", metavar="RUN", help="run directory")
@@ -112,7 +114,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit status.
     """
-    arguments = build_parser().parse_args(argv)
+    words, launch = split_launch(sys.argv[1:] if argv is None else argv)
+    arguments = build_parser().parse_args(words)
+    arguments.launch = launch
     try:
         status = arguments.run(arguments)
         sys.stdout.flush()

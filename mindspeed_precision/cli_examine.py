@@ -1,4 +1,4 @@
-"""The commands that answer with an examination: check, verify, preflight, shrink, certify; no logic."""
+"""The commands that answer with an examination of runs: check, verify; no logic."""
 
 from __future__ import annotations
 
@@ -17,21 +17,54 @@ def add_examinations(commands: Any) -> None:
     check.add_argument("--json", action="store_true", help="print JSON")
     check.set_defaults(run=_check)
 
+    verify = commands.add_parser(
+        "verify", help="whether two runs have the same configuration, groups, environment, data and weights"
+    )
+    verify.add_argument("baseline", metavar="BASELINE", help="run directory to agree with")
+    verify.add_argument("candidate", metavar="CANDIDATE", help="run directory to examine")
+    about = "names that differ; may be repeated (docs/mapping.md)"
+    verify.add_argument("--mapping", action="append", default=[], metavar="FILE", help=about)
+    for side in ("baseline", "candidate"):
+        verify.add_argument(
+            f"--{side}-config",
+            metavar="FILE",
+            help=f"YAML with which the {side} was launched, where its run.json does not say (MindFormers)",
+        )
+    verify.add_argument("--all", action="store_true", help="show every parameter, not only those that differ")
+    verify.add_argument("--json", action="store_true", help="print JSON, with every parameter")
+    verify.set_defaults(run=_verify)
+
 
 def _check(arguments: argparse.Namespace) -> int:
     from mindspeed_precision.verify.check import check_run
 
-    return _answer(check_run(arguments.directory), json=arguments.json)
+    return answer(check_run(arguments.directory), json=arguments.json)
 
 
-def _answer(answer: Examination, *, json: bool) -> int:
+def _verify(arguments: argparse.Namespace) -> int:
+    from mindspeed_precision.records import Side
+    from mindspeed_precision.verify.verify import verify_runs
+
+    given = {side: getattr(arguments, f"{side.value}_config") for side in Side}
+    found = verify_runs(
+        arguments.baseline,
+        arguments.candidate,
+        mapping=arguments.mapping,
+        configurations={side: file for side, file in given.items() if file},
+        every=arguments.all or arguments.json,
+    )
+    return answer(found, json=arguments.json)
+
+
+def answer(examination: Examination, *, json: bool) -> int:
+    """Print what a command found; return its exit status."""
     from mindspeed_precision.report.examination import examination_status, examination_text, show_examination
 
     if json:
-        sys.stdout.write(examination_text(answer))
+        sys.stdout.write(examination_text(examination))
     else:
-        show_examination(answer)
-    status, reason = examination_status(answer)
+        show_examination(examination)
+    status, reason = examination_status(examination)
     if reason:
         sys.stderr.write(f"mindspeed-precision: {reason}\n")
     return status

@@ -102,6 +102,7 @@ class CaptureSettings:
     batch: bool
     verify_products: bool
     verify_sums: bool
+    live_warnings: bool
 
     def on_rank(self, rank: int) -> CaptureSettings:
         """Return the settings with the rules that are for ``rank``."""
@@ -215,6 +216,7 @@ class _Capture:
     batch: bool = True
     verify_products: bool = False
     verify_sums: bool = False
+    live_warnings: bool = True
 
 
 @dataclass

@@ -12,6 +12,7 @@ from mindspeed_precision.backends.capture_base import CaptureBackend
 from mindspeed_precision.backends.detect import capture_backend
 from mindspeed_precision.capture.activations import ActivationPlacer
 from mindspeed_precision.capture.batch import observe_random_states, observe_step_losses
+from mindspeed_precision.capture.between_steps import BetweenSteps
 from mindspeed_precision.capture.configuration import (
     effective_configuration,
     environment,
@@ -20,6 +21,7 @@ from mindspeed_precision.capture.configuration import (
     versions,
 )
 from mindspeed_precision.capture.context import CaptureContext, activated
+from mindspeed_precision.capture.effective import effective_state
 from mindspeed_precision.capture.layout_rules import load_layout_rules
 from mindspeed_precision.capture.names import Names, canonical_names
 from mindspeed_precision.capture.optimizer import observe_grad_norm, observe_parameters
@@ -29,6 +31,7 @@ from mindspeed_precision.dump.format import SCHEMA, Problem
 from mindspeed_precision.dump.writer import RankWriter, create_run, update_manifest
 from mindspeed_precision.errors import ConfigError, PrecisionError
 from mindspeed_precision.record.recorder import Recorder
+from mindspeed_precision.record.watch import Watch
 from mindspeed_precision.records import (
     INIT_STEP,
     Finding,
@@ -59,6 +62,8 @@ class Recording:
         self._first_step: int | None = None
         self._config: Mapping[str, Any] = {}
         self.steps_recorded = 0
+        self._between_steps = BetweenSteps(rank)
+        self._drawn: list[Finding] = []
 
     @classmethod
     def open(
@@ -102,7 +107,9 @@ class Recording:
         settings = replace(settings, capture=settings.capture.on_rank(coordinates.rank))
         placed = placements(backend, names, coordinates)
         writer.declare_parameters(_declarations(backend, names, placed))
-        recorder = Recorder(backend=backend, writer=writer, settings=settings)
+        writer.write_effective(effective_state(backend, names, optimizer))
+        watch = _watch(backend, names, coordinates) if settings.capture.live_warnings else None
+        recorder = Recorder(backend=backend, writer=writer, settings=settings, watch=watch)
         placer = ActivationPlacer(
             backend=backend, rules=rules, names=names, coordinates=coordinates, parameters=placed
         )
@@ -128,6 +135,7 @@ class Recording:
         self.context.recorder.begin_step(step)
         self.context.clock.begin_step()
         if self.context.settings.batch:
+            self._drawn += self._between_steps.begin_step(step)
             observe_random_states(self.context)
 
     def log(self, *, loss: Any, grad_norm: Any) -> None:
@@ -143,7 +151,11 @@ class Recording:
         clock.end_step()
         microbatches = clock.microbatches
         findings = self._failed(self.context.recorder.end_step())
+        findings += self._drawn
+        self._drawn = []
         self.steps_recorded += step in self._settings.steps
+        if self.context.settings.batch:
+            self._between_steps.end_step()
         if self.context.settings.wgrad:
             findings += self._missing(step, microbatches)
         return findings
@@ -242,6 +254,11 @@ class Recording:
         capture.detach(self._kept)
         self._kept = []
         self._activation.__exit__(None, None, None)
+
+
+def _watch(backend: CaptureBackend, names: Names, coordinates: RankCoordinates) -> Watch:
+    scaled = any(backend.dtype(parameter) == "float16" for _, parameter in names.parameters)
+    return Watch(where=coordinates, scaled=scaled)
 
 
 def _no_forward(rank: int) -> Finding:

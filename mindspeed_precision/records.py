@@ -22,6 +22,19 @@ NO_MICROBATCH = -1
 INIT_STEP = -1
 """Step of a record taken before the first step (initial parameters)."""
 
+COLLECTIVES = frozenset(
+    {
+        "all_gather",
+        "all_gather_into_tensor",
+        "all_reduce",
+        "all_to_all_single",
+        "broadcast",
+        "reduce_scatter",
+        "reduce_scatter_tensor",
+    }
+)
+"""Slots of what a collective is given and gives back; ``.index`` follows where it is several tensors."""
+
 
 class Phase(str, Enum):
     """When a tensor was seen, in the order in which one step goes through it."""

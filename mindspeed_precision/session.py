@@ -40,6 +40,7 @@ class Session:
         optimizer: the optimizer that the loop steps: Megatron's or ``torch.optim``'s; or None.
         settings: frozen settings; or give ``config``, ``overrides`` and ``out`` as on the command line.
         label: free text that names the run in reports.
+        first_step: of a loop of one's own that goes on from a checkpoint: the step that it begins with.
 
     Raises:
         ConfigError: the settings are wrong, or ``model`` or ``optimizer`` is none of the framework's.
@@ -58,6 +59,7 @@ class Session:
         overrides: Sequence[str] = (),
         out: str | Path | None = None,
         label: str = "",
+        first_step: int = 0,
     ) -> None:
         self.settings = settings or load_settings(config, overrides, out)
         self.label = label
@@ -70,7 +72,7 @@ class Session:
         self._stack = ExitStack()
         self._steps = 0
         self._forcing: Any = None
-        self._step = -1
+        self._step = first_step - 1
 
     @property
     def context(self) -> Any:
@@ -163,7 +165,7 @@ class Session:
         from mindspeed_precision.capture.loop import loaded_step
         from mindspeed_precision.equal_start import TeacherForcing
 
-        first = loaded_step() if self._driven else 0
+        first = loaded_step() if self._driven else self._step + 1
         self._forcing = TeacherForcing(
             self.settings.reference, chunks, optimizer, steps=self.settings.steps, first_step=first
         )

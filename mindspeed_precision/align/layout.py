@@ -58,7 +58,7 @@ def canonical_runs(baseline: Run, candidate: Run) -> tuple[Canonical, Canonical]
     layouts = layout_of(baseline), layout_of(candidate)
     lanes, experts = common_lanes(*layouts), common_experts(*layouts)
     numberings = common_numbering(baseline, candidate) if lanes is Lanes.NONE else (None, None)
-    spanning = _spanning(baseline) | _spanning(candidate)
+    spanning = spanning_modules(baseline) | spanning_modules(candidate)
     one, two = (
         canonical(run, side, lanes=lanes, experts=experts, spanning=spanning, numbering=numbering)
         for run, side, numbering in zip((baseline, candidate), Side, numberings, strict=True)
@@ -115,7 +115,7 @@ def canonical(
     )
 
 
-def _spanning(run: Run) -> frozenset[str]:
+def spanning_modules(run: Run) -> frozenset[str]:
     """Return the names of modules of which several pipeline stages have a part: the decoder, the model."""
     stages: dict[str, set[int]] = defaultdict(set)
     for rank in run.ranks.values():

@@ -15,6 +15,7 @@ from mindspeed_precision.records import (
     NO_MICROBATCH,
     Digest,
     Phase,
+    RankCoordinates,
     RecordKey,
     ReplicasDiffer,
     Side,
@@ -36,12 +37,14 @@ class Merger:
     Attributes:
         unruled: keys of records that could not be merged, with the reason.
         replicas: copies that differ, with the place of the record in the execution.
+        compared: how many tensors were found to have several copies.
     """
 
     def __init__(self, run: Run) -> None:
         self._run = run
         self.unruled: dict[RecordKey, str] = {}
         self.replicas: list[tuple[tuple[object, ...], ReplicasDiffer]] = []
+        self.compared = 0
 
     def merge(self, key: RecordKey, shards: Sequence[Shard], *, copies: bool = False) -> Merged:
         """Return the canonical record of a key.
@@ -51,10 +54,7 @@ class Merger:
             shards: what the ranks hold of it, replicas among them.
             copies: keep replicas that differ as records of their own.
         """
-        places: dict[tuple[object, ...], list[Shard]] = defaultdict(list)
-        for shard in shards:
-            places[shard.place].append(shard)
-        terms = [self._terms(key, members) for members in places.values()]
+        terms = self.compare(key, shards)
         shape = shards[0].part.placement.shape
         reason = _problem(terms, shape)
         if reason:
@@ -65,6 +65,13 @@ class Merger:
             first, *others = self._copies(key, shards)
             return replace(first, copies=tuple(others))
         return self._merged(key, chosen, [len(found) for found in terms], shards)
+
+    def compare(self, key: RecordKey, shards: Sequence[Shard]) -> list[list[Shard]]:
+        """Compare the replicas of each shard; return one of each, by place: terms of its sum, or itself."""
+        places: dict[tuple[object, ...], list[Shard]] = defaultdict(list)
+        for shard in shards:
+            places[shard.place].append(shard)
+        return [self._terms(key, members) for members in places.values()]
 
     def _merged(
         self, key: RecordKey, chosen: tuple[Shard, ...], terms: Sequence[int], held: Sequence[Shard]
@@ -114,15 +121,12 @@ class Merger:
         )
 
     def order(self, rank: int, record: TensorRecord) -> tuple[object, ...]:
-        """Place a record in the execution of the whole model: forward through the stages, then backward."""
-        stage, key = self._run.ranks[rank].coordinates.pp_rank, record.key
-        late = key.phase not in _IN_MICROBATCH or (key.phase, key.microbatch) == (Phase.LOSS, NO_MICROBATCH)
-        forward = key.phase not in (Phase.DGRAD, *BEFORE_REDUCTION)
-        depth = 0 if late else stage if forward else -stage
-        return key.step, late, key.microbatch, not forward, depth, record.seq
+        """Place a record in the execution of the whole model."""
+        return execution_order(self._run.ranks[rank].coordinates, record)
 
     def check_replicas(self, key: RecordKey, held: Sequence[tuple[int, TensorRecord]]) -> None:
         """Note it where ranks hold copies that are none."""
+        self.compared += len(held) > 1
         by_bits: dict[int, list[int]] = defaultdict(list)
         for rank, record in held:
             by_bits[record.digest.fingerprint].append(rank)
@@ -130,6 +134,15 @@ class Merger:
             ranks = tuple(tuple(sorted(group)) for group in by_bits.values())
             found = ReplicasDiffer(key=key, side=Side.BASELINE, ranks=ranks)
             self.replicas.append((self.order(*held[0]), found))
+
+
+def execution_order(where: RankCoordinates, record: TensorRecord) -> tuple[object, ...]:
+    """Place a record in the execution of the whole model: forward through the stages, then backward."""
+    stage, key = where.pp_rank, record.key
+    late = key.phase not in _IN_MICROBATCH or (key.phase, key.microbatch) == (Phase.LOSS, NO_MICROBATCH)
+    forward = key.phase not in (Phase.DGRAD, *BEFORE_REDUCTION)
+    depth = 0 if late else stage if forward else -stage
+    return key.step, late, key.microbatch, not forward, depth, record.seq
 
 
 def _problem(terms: Sequence[Sequence[Shard]], shape: tuple[int, ...]) -> str:

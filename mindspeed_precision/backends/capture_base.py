@@ -208,6 +208,10 @@ class CaptureBackend(Backend, Protocol):
         """Call ``before`` and ``after`` around every step of an optimizer of the framework."""
         ...
 
+    def parameter_groups(self, optimizer: Any) -> Iterable[tuple[Mapping[str, Any], Sequence[Any]]]:
+        """Return every parameter group as its settings and what is updated by them."""
+        ...
+
     def updates(self, optimizer: Any) -> Iterator[Update]:
         """Yield what the step that is about to be made, or was just made, updates."""
         ...

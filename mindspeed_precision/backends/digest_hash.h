@@ -10,6 +10,7 @@
 #endif
 
 enum { WORDS = 1024, BLOCK_BYTES = 4 * WORDS, AHEAD = 4096, GROUP = 16, SHIFT16 = 5 };
+enum { NO_ELEMENTS = 0 }; /* a width: the unordered sum is not wanted */
 
 static const uint64_t WORD_SEED = 0x9E3779B97F4A7C15u, BLOCK_SEED = 0x8CB92BA72F3D8DD7u, SECOND = 0xD1B54A32D192ED03u;
 static const uint64_t FIRST16 = 0xBF58476D1CE4E5B9u, SECOND16 = 0x94D049BB133111EBu;
@@ -136,6 +137,7 @@ static inline __attribute__((always_inline)) void add_vector(const unsigned char
     s->odd = plus64(s->odd, product64(upper(w), load(key + VECTOR / 8)));
     s->even_turned = plus64(s->even_turned, product64(r, load(key + VECTOR / 4)));
     s->odd_turned = plus64(s->odd_turned, product64(upper(r), load(key + 3 * VECTOR / 8)));
+    if (width == NO_ELEMENTS) return;
     if (width == 8) {
         vector_t pairs = plus32(w, swapped(product32(r, spread)));
         s->elements = plus64(s->elements, product64(pairs, upper(plus32(pairs, offset))));
@@ -170,13 +172,14 @@ static inline __attribute__((always_inline)) void hash_vectors(const unsigned ch
             add_vector(data + VECTOR, key + VECTOR / 2, width, &s);
         }
         if (left) add_vector(data, key, width, &s), data += VECTOR, key += VECTOR / 2;
-        if (width <= 2) {
+        if (width <= 2 && width != NO_ELEMENTS) {
             first += sum32(s.short_first), second += sum32(s.short_second);
             s.short_first = s.short_second = zero;
         }
     }
     out->first += sum64(plus64(s.even, s.odd));
     out->second += sum64(plus64(s.even_turned, s.odd_turned));
+    if (width == NO_ELEMENTS) return;
     if (width <= 2) out->unordered += (uint64_t)first * FIRST16 + (uint64_t)second * SECOND16;
     else out->unordered += sum64(plus64(s.elements, s.others));
 }
@@ -219,7 +222,8 @@ static inline void hash_vectors(const unsigned char *data, int word, int vectors
     memcpy(w, data, (size_t)n * 4);
     for (int j = 0; j < n; j++) first += (uint64_t)w[j] * keys[word + j];
     for (int j = 0; j < n; j++) second += (uint64_t)turned(w[j]) * keys_turned[word + j];
-    if (width == 8)
+    if (width == NO_ELEMENTS) unordered = 0;
+    else if (width == 8)
         for (int j = 0; j < n; j += 2) {
             uint32_t high = w[j + 1] + turned(w[j]) * SPREAD + OFFSET, low = w[j] + turned(w[j + 1]) * SPREAD;
             unordered += (uint64_t)high * low;
@@ -241,13 +245,14 @@ static inline void hash_vectors(const unsigned char *data, int word, int vectors
 
 static void hash_words(const unsigned char *data, int word, int vectors, int width, struct hash *out)
 {
-    if (width == 1) hash_vectors(data, word, vectors, 1, out);
+    if (width == NO_ELEMENTS) hash_vectors(data, word, vectors, NO_ELEMENTS, out);
+    else if (width == 1) hash_vectors(data, word, vectors, 1, out);
     else if (width == 2) hash_vectors(data, word, vectors, 2, out);
     else if (width == 4) hash_vectors(data, word, vectors, 4, out);
     else hash_vectors(data, word, vectors, 8, out);
 }
 
-/* Add elements of `width` bytes that are bytes [place, place + bytes) of the canonical stream. */
+/* Add elements of `width` bytes, or NO_ELEMENTS, that are bytes [place, place + bytes) of the canonical stream. */
 static void hash_bytes(const unsigned char *data, int64_t bytes, int64_t place, int width, uint64_t *ordered,
                        uint64_t *unordered)
 {

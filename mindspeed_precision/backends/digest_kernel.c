@@ -12,30 +12,15 @@
 #include <string.h>
 
 #include "digest_hash.h"
+#include "digest_statistics.h"
 
-enum { BLOCK = 1024, LANES = 16, BINS = 256, BUCKETS = 256, MAX_DIMS = 64, FEW_BINS = 28 };
-enum { PANEL_BYTES = 1 << 20, LINE = 64 };
+enum { BUCKETS = 256, MAX_DIMS = 64, PANEL_BYTES = 1 << 20, LINE = 64, PROBES = 8 };
 
 /* How to read an element, as backends/digest_kernel.py has it. */
 enum kind { BITS_ONLY, FLOAT32, BFLOAT16, FLOAT16, FLOAT64, BY_TABLE, INT16, UINT16, INT32, UINT32, INT64, UINT64 };
 enum wanted { STATISTICS = 1, SKETCH = 2 };
 
-/* Vectors of GCC and clang, as wide as the processor's: wider ones compile badly. */
-#if defined(__AVX512BW__)
-#define WIDTH 64
-#elif defined(__AVX2__)
-#define WIDTH 32
-#else
-#define WIDTH 16
-#endif
-#define SHORT (WIDTH < 32 ? WIDTH : 32) /* comparisons of bytes: in 64 they make masks, which are slower to add */
-typedef uint8_t bytes_t __attribute__((vector_size(SHORT)));
-typedef int32_t ints_t __attribute__((vector_size(WIDTH)));
-typedef float floats_t __attribute__((vector_size(WIDTH)));
-typedef double doubles_t __attribute__((vector_size(WIDTH)));
 typedef uint64_t words_t __attribute__((vector_size(WIDTH)));
-typedef float half_floats_t __attribute__((vector_size(WIDTH / 2)));
-enum { DOUBLES = WIDTH / 8, FLOATS = WIDTH / 4, PARTS = LANES / DOUBLES };
 
 static const uint64_t SIGN_SEED = 0xABC98388FB8FAC03u, TURN_SEED = 0x9E3779B97F4A7C15u;
 
@@ -43,6 +28,7 @@ static const uint64_t SIGN_SEED = 0xABC98388FB8FAC03u, TURN_SEED = 0x9E3779B97F4
 struct digest {
     uint64_t ordered, unordered, zeros, nans, infs;
     double low, high, total, squares;
+    uint64_t probes[PROBES];
     uint64_t exponents[BINS];
     double sketch[BUCKETS];
 };
@@ -69,10 +55,9 @@ struct state {
     int kind, width, wanted;
     struct cursor next;
     int64_t filled; /* bytes of `pending` in use */
-    uint32_t counts[4][BINS];
+    struct histogram histogram;
     double wide[BLOCK];
     float single[BLOCK];
-    uint8_t exponent[BLOCK] __attribute__((aligned(64)));
     unsigned char pending[BLOCK * 8];
 };
 
@@ -157,67 +142,6 @@ static void convert(struct state *s, const unsigned char *data, int n)
     }
 }
 
-/* Count the bytes of `data` that equal four values, or those until `last`: a byte counts to BLOCK / SHORT. */
-static void equal_bytes(const uint8_t *data, int first, int last, uint64_t *bins)
-{
-    bytes_t counts[4], wanted[4];
-    for (int k = 0; k < 4; k++) counts[k] = (bytes_t){0}, wanted[k] = (bytes_t){0} + (uint8_t)(first + k);
-    for (int i = 0; i < BLOCK / SHORT; i++) {
-        const bytes_t some = ((const bytes_t *)data)[i];
-        for (int k = 0; k < 4; k++) counts[k] -= (bytes_t)(some == wanted[k]);
-    }
-    for (int k = 0; k < 4 && first + k <= last; k++) {
-        uint8_t lanes[SHORT];
-        uint32_t count = 0;
-        memcpy(lanes, &counts[k], SHORT);
-        for (int i = 0; i < SHORT; i++) count += lanes[i];
-        bins[first + k] += count;
-    }
-}
-
-/* Add to some bins; beyond `n` there is padding, which is taken off. */
-static void count_few(struct state *s, int n, int first, int last)
-{
-    memset(s->exponent + n, 0, (size_t)(BLOCK - n));
-    for (int bin = first; bin <= last; bin += 4) equal_bytes(s->exponent, bin, last, s->out->exponents);
-    if (first == 0) s->out->exponents[0] -= (uint64_t)(BLOCK - n);
-}
-
-static void count_many(struct state *s, int n)
-{
-    int i = 0;
-    for (; i + 4 <= n; i += 4)
-        for (int k = 0; k < 4; k++) s->counts[k][s->exponent[i + k]]++;
-    for (; i < n; i++) s->counts[0][s->exponent[i]]++;
-    for (int bin = 0; bin < BINS; bin++) {
-        s->out->exponents[bin] += (uint64_t)s->counts[0][bin] + s->counts[1][bin] + s->counts[2][bin] + s->counts[3][bin];
-        s->counts[0][bin] = s->counts[1][bin] = s->counts[2][bin] = s->counts[3][bin] = 0;
-    }
-}
-
-/* Add to the histogram; exponents of a tensor lie close together, and comparing is then faster than counting. */
-static void count_exponents(struct state *s, int n)
-{
-    uint8_t first = 255, last = 0, zero = 0;
-    for (int i = 0; i < n; i++) s->exponent[i] = (uint8_t)(bits_of(s->single[i]) >> 23);
-    for (int i = 0; i < n; i++) {
-        uint8_t e = s->exponent[i], low = (uint8_t)(e - 1); /* bin 0 apart: zeros are far from the rest */
-        first = low < first ? low : first;
-        last = e > last ? e : last;
-        zero |= e == 0;
-    }
-    if (last - first > FEW_BINS) count_many(s, n);
-    else {
-        if (zero) count_few(s, n, 0, 0);
-        if (last) count_few(s, n, first + 1, last);
-    }
-}
-
-/* Sums of 16 lanes, whatever the width of a vector. */
-struct lanes {
-    doubles_t total[PARTS], squares[PARTS];
-};
-
 static void add_lanes(struct digest *out, const struct lanes *sums)
 {
     double total[LANES], squares[LANES];
@@ -229,58 +153,25 @@ static void add_lanes(struct digest *out, const struct lanes *sums)
     out->squares += squares[0];
 }
 
-#if defined(__AVX512BW__)
-#define smaller(A, B) ((floats_t)_mm512_min_ps((__m512)(A), (__m512)(B)))
-#define larger(A, B) ((floats_t)_mm512_max_ps((__m512)(A), (__m512)(B)))
-#define widened(P) ((doubles_t)_mm512_cvtps_pd(_mm256_loadu_ps(P)))
-#elif defined(__AVX2__)
-#define smaller(A, B) ((floats_t)_mm256_min_ps((__m256)(A), (__m256)(B)))
-#define larger(A, B) ((floats_t)_mm256_max_ps((__m256)(A), (__m256)(B)))
-#define widened(P) ((doubles_t)_mm256_cvtps_pd(_mm_loadu_ps(P)))
-#else
-/* A choice between vectors is C++ only. */
-static inline floats_t choose(ints_t first, floats_t a, floats_t b)
+/* Extremes, sums and exponents of numbers that fill a block or end in one; `single` has room behind them. */
+static void scan_block(struct state *s, const float *numbers, int n, struct scan *found)
 {
-    return (floats_t)((first & (ints_t)a) | (~first & (ints_t)b));
-}
-#define smaller(A, B) choose((A) < (B), A, B)
-#define larger(A, B) choose((A) > (B), A, B)
-static inline doubles_t widened(const float *from)
-{
-    half_floats_t narrow;
-    memcpy(&narrow, from, sizeof narrow);
-    return __builtin_convertvector(narrow, doubles_t);
-}
-#endif
-
-static void moments_of_finite_floats(struct state *s, int n)
-{
-    struct lanes sums;
-    floats_t low, high;
-    memset(&sums, 0, sizeof sums);
-    for (int k = 0; k < FLOATS; k++) low[k] = high[k] = s->single[0];
-    for (int i = n; i < BLOCK && i % LANES; i++) s->single[i] = s->single[0]; /* changes no extreme */
-    for (int i = 0; i < n; i += FLOATS) {
-        floats_t value;
-        memcpy(&value, s->single + i, sizeof value);
-        low = smaller(value, low);
-        high = larger(value, high);
+    const int padded = (n + CHUNK - 1) / CHUNK * CHUNK;
+    if (n == padded) scan(numbers, n, s->histogram.exponent, found);
+    else {
+        struct scan sums;
+        if (numbers != s->single) memcpy(s->single, numbers, (size_t)n * sizeof *numbers);
+        memset(s->single + n, 0, (size_t)(padded - n) * sizeof *numbers); /* changes no sum */
+        scan(s->single, padded, s->histogram.exponent, &sums);
+        for (int i = n; i < padded; i++) s->single[i] = s->single[0]; /* changes no extreme */
+        scan(s->single, padded, s->histogram.exponent, found);
+        found->sums = sums.sums;
+        s->out->exponents[bits_of(s->single[0]) >> 23 & 0xFF] -= (uint64_t)(padded - n);
     }
-    memset(s->single + n, 0, (size_t)(BLOCK - n) * sizeof *s->single); /* changes no sum */
-    for (int i = 0; i < n; i += LANES)
-        for (int part = 0; part < PARTS; part++) {
-            const doubles_t wide = widened(s->single + i + part * DOUBLES);
-            sums.total[part] += wide;
-            sums.squares[part] += wide * wide;
-        }
-    for (int k = 0; k < FLOATS; k++) {
-        if (low[k] < s->out->low) s->out->low = low[k];
-        if (high[k] > s->out->high) s->out->high = high[k];
-    }
-    add_lanes(s->out, &sums);
+    count_exponents(&s->histogram, found, padded);
 }
 
-/* The same from `wide`, whatever it holds; leaves 0 there where an element is not finite. */
+/* Extremes and sums of `wide`, whatever it holds; leaves 0 there where an element is not finite. */
 static void moments_of_doubles(struct state *s, int n)
 {
     struct lanes sums;
@@ -309,30 +200,46 @@ static void moments_of_doubles(struct state *s, int n)
     add_lanes(out, &sums);
 }
 
-static void count_zeros(struct state *s, int n, int doubles)
+static void count_zeros(struct state *s, const float *numbers, int n)
 {
     uint32_t zeros = 0;
-    if (doubles) for (int i = 0; i < n; i++) zeros += s->wide[i] == 0;
-    else for (int i = 0; i < n; i++) zeros += (bits_of(s->single[i]) << 1) == 0;
+    for (int i = 0; i < n; i++) zeros += (bits_of(numbers[i]) << 1) == 0;
+    s->out->zeros += zeros;
+}
+
+static void count_zeros_of_doubles(struct state *s, int n)
+{
+    uint32_t zeros = 0;
+    for (int i = 0; i < n; i++) zeros += s->wide[i] == 0;
     s->out->zeros += zeros;
 }
 
 static void statistics_of_block(struct state *s, const unsigned char *data, int n)
 {
+    struct scan found;
     int floats = s->kind <= BY_TABLE && s->kind != FLOAT64;
-    uint64_t tiny = s->out->exponents[0], top = s->out->exponents[BINS - 1];
-    if (floats) widen(s->kind, s->table, data, s->single, n);
-    else convert(s, data, n);
-    count_exponents(s, n);
-    int finite = s->out->exponents[BINS - 1] == top;
-    if (!floats || s->out->exponents[0] != tiny) count_zeros(s, n, !floats);
-    if (floats && (!finite || s->wanted & SKETCH))
-        for (int i = 0; i < BLOCK; i += DOUBLES) { /* what is beyond n is not looked at */
-            const doubles_t wide = widened(s->single + i);
+    const float *numbers = s->single;
+    if (!floats) convert(s, data, n);
+    else if (s->kind == FLOAT32) numbers = (const float *)(const void *)data; /* x86 and aarch64 read it anywhere */
+    else widen(s->kind, s->table, data, s->single, n);
+    scan_block(s, numbers, n, &found);
+    int finite = found.last != BINS - 1;
+    if (!floats) count_zeros_of_doubles(s, n);
+    else if (found.zero) count_zeros(s, numbers, n);
+    if (floats && (!finite || s->wanted & SKETCH)) {
+        int i = 0;
+        for (; i + DOUBLES <= n; i += DOUBLES) {
+            const doubles_t wide = widened(numbers + i);
             memcpy(s->wide + i, &wide, sizeof wide);
         }
-    if (floats && finite) moments_of_finite_floats(s, n);
-    else moments_of_doubles(s, n);
+        for (; i < n; i++) s->wide[i] = numbers[i];
+    }
+    if (!floats || !finite) moments_of_doubles(s, n);
+    else {
+        if (found.low < s->out->low) s->out->low = found.low;
+        if (found.high > s->out->high) s->out->high = found.high;
+        add_lanes(s->out, &found.sums);
+    }
 }
 
 /* Add numbers to buckets, those negated whose bits are set. */
@@ -493,6 +400,29 @@ static void walk(struct state *s, const unsigned char *data, int dims, const int
         for (int64_t i = 0; i < sizes[0]; i++) walk(s, data + i * steps[0], dims - 1, sizes + 1, steps + 1);
 }
 
+/* Look at a few words of `bytes` bytes that are one in memory. */
+static void probe(const unsigned char *data, int64_t bytes, uint64_t *probes)
+{
+    const int64_t size = (int64_t)sizeof *probes;
+    for (int k = 0; k < PROBES && bytes >= size; k++) memcpy(probes + k, data + (bytes - size) / (PROBES - 1) * k, size);
+}
+
+/* Tell whether memory holds what it did when `prior` was taken of the same elements, one in memory. All is read:
+ * the fingerprint says it; a few words before tell most differences at once. */
+int msp_repeats(const void *data, const struct tensor *tensor, const struct digest *prior)
+{
+    const unsigned char *at = data;
+    const int64_t width = tensor->width;
+    int64_t elements = 0;
+    uint64_t probes[PROBES] = {0}, ordered = 0, unordered = 0;
+    for (int64_t run = 0; run < tensor->runs; run++) elements += tensor->lengths[run];
+    probe(at, elements * width, probes);
+    if (memcmp(probes, prior->probes, sizeof probes)) return 0;
+    for (int64_t run = 0; run < tensor->runs; at += tensor->lengths[run++] * width)
+        hash_bytes(at, tensor->lengths[run] * width, tensor->starts[run] * width, NO_ELEMENTS, &ordered, &unordered);
+    return ordered == prior->ordered;
+}
+
 /* Once, before any tensor. */
 void msp_prepare(void)
 {
@@ -510,10 +440,13 @@ int msp_digest(const void *data, const struct tensor *tensor, int wanted, struct
     out->low = __builtin_inf(), out->high = -__builtin_inf();
     s.out = out, s.table = tensor->table, s.kind = (int)tensor->kind, s.width = width, s.wanted = wanted;
     s.next = (struct cursor){tensor->starts, tensor->lengths, 0, 0}, s.filled = 0;
-    memset(s.counts, 0, sizeof s.counts);
+    begin_counting(&s.histogram, out->exponents);
     for (int d = 0; d < dims; d++)
         if (!tensor->shape[d]) return 0;
-    walk(&s, data, merge(dims, tensor->shape, tensor->strides, width, sizes, steps), sizes, steps);
+    const int kept = merge(dims, tensor->shape, tensor->strides, width, sizes, steps);
+    if (kept == 1 && steps[0] == width) probe(data, sizes[0] * width, out->probes);
+    walk(&s, data, kept, sizes, steps);
     if (s.filled) take_block(&s, s.pending, (int)(s.filled / width));
+    end_counting(&s.histogram);
     return 0;
 }

@@ -16,7 +16,6 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -25,16 +24,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mindspeed_precision.backends.base import HostTensor
+from mindspeed_precision.backends.digest_geometry import KINDS, MAX_DIMS, Geometry, Reading, geometry_of
 from mindspeed_precision.backends.digest_words import WORDS, WORDS_WITH_SKETCH, Contents, digests_of
 from mindspeed_precision.record.elements import to_bits
-from mindspeed_precision.record.placement import canonical_index, runs_of
+from mindspeed_precision.record.placement import canonical_index
 from mindspeed_precision.record.sketch import has_sketch, unpack
 from mindspeed_precision.record.statistics import digest_host
 from mindspeed_precision.records import Digest, Part, Placement, Split
 
 SWITCH = "MINDSPEED_PRECISION_KERNEL"
 SOURCE = Path(__file__).with_name("digest_kernel.c")
-INCLUDED = Path(__file__).with_name("digest_hash.h")
+INCLUDED = tuple(map(SOURCE.with_name, ("digest_hash.h", "digest_statistics.h")))
 COMPILERS = ("cc", "gcc", "clang")
 BASE_FLAGS = ("-std=c11", "-O3", "-ffp-contract=off", "-fno-strict-aliasing", "-shared", "-fPIC")
 TARGET_FLAGS = (("-march=native", "-mprefer-vector-width=512"), ("-march=native",), ("-mcpu=native",), ())
@@ -44,100 +44,7 @@ _STATISTICS, _SKETCH = 1, 2
 """What is wanted beside the fingerprints."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reading:
-    """How the kernel reads one element type.
-
-    Attributes:
-        kind: ``enum kind`` of the C source.
-        width: bytes per element.
-        table: ``[256]`` float32 numbers of one-byte elements; else None.
-        floating: whether tensors may have a sketch.
-    """
-
-    kind: int
-    width: int
-    table: NDArray[np.float32] | None = None
-    floating: bool = True
-
-
-KINDS = {
-    "float32": Reading(kind=1, width=4),
-    "bfloat16": Reading(kind=2, width=2),
-    "float16": Reading(kind=3, width=2),
-    "float64": Reading(kind=4, width=8),
-    "int16": Reading(kind=6, floating=False, width=2),
-    "uint16": Reading(kind=7, floating=False, width=2),
-    "int32": Reading(kind=8, floating=False, width=4),
-    "uint32": Reading(kind=9, floating=False, width=4),
-    "int64": Reading(kind=10, floating=False, width=8),
-    "uint64": Reading(kind=11, floating=False, width=8),
-}
-"""Types whose numbers C knows; those of one byte are read through a table, others as bits alone."""
-
 _COMPONENTS = {"complex64": "float32", "complex128": "float64"}
-
-BY_TABLE, BITS_ONLY = 5, 0
-MAX_DIMS = 64
-
-
-class _Tensor(ctypes.Structure):
-    """``struct tensor`` of the C source."""
-
-    _fields_ = (
-        ("dims", ctypes.c_int64),
-        ("shape", ctypes.c_void_p),
-        ("strides", ctypes.c_void_p),
-        ("width", ctypes.c_int64),
-        ("kind", ctypes.c_int64),
-        ("table", ctypes.c_void_p),
-        ("runs", ctypes.c_int64),
-        ("starts", ctypes.c_void_p),
-        ("lengths", ctypes.c_void_p),
-    )
-
-
-class Geometry:
-    """Which elements a tensor has and where they lie; made once for all tensors that are alike.
-
-    Args:
-        shape: logical shape, 64 dimensions at most.
-        strides: in elements, as many; any sign, zero included.
-        reading: how to read an element.
-        runs: ``record.placement.runs_of`` what the tensor holds of a canonical one; None: it is whole.
-
-    Attributes:
-        numel: elements (two per complex element).
-        reading: as given.
-    """
-
-    def __init__(
-        self,
-        shape: Sequence[int],
-        strides: Sequence[int],
-        reading: Reading,
-        *,
-        runs: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None,
-    ) -> None:
-        self.numel, self.reading = math.prod(shape), reading
-        whole = np.zeros(1, np.int64), np.array([self.numel], np.int64)
-        starts, lengths = (np.ascontiguousarray(one, np.int64) for one in runs or whole)
-        assert len(starts) == len(lengths)
-        assert int(lengths.sum()) == self.numel
-        places = np.array([*shape, *strides], np.int64)
-        self._kept = places, starts, lengths, reading.table
-        self._plain = _Tensor(
-            dims=len(shape),
-            shape=places.ctypes.data,
-            strides=places.ctypes.data + len(shape) * places.itemsize,
-            width=reading.width,
-            kind=reading.kind,
-            table=None if reading.table is None else reading.table.ctypes.data,
-            runs=len(starts),
-            starts=starts.ctypes.data,
-            lengths=lengths.ctypes.data,
-        )
-        self.address = ctypes.addressof(self._plain)
 
 
 class DigestKernel:
@@ -157,6 +64,9 @@ class DigestKernel:
         self._digest = loaded.msp_digest
         self._digest.argtypes = [pointer, pointer, integer, pointer]
         self._digest.restype = integer
+        self._repeats = loaded.msp_repeats
+        self._repeats.argtypes = [pointer, pointer, pointer]
+        self._repeats.restype = integer
         loaded.msp_prepare()
 
     def into(self, address: int, geometry: Geometry, out: int, *, statistics: bool, sketch: bool) -> None:
@@ -165,13 +75,24 @@ class DigestKernel:
         Args:
             address: of its first element.
             geometry: of the tensor.
-            out: where to write ``struct digest``: 265 words of 64 bits, with a sketch 521.
+            out: where to write ``struct digest``: ``digest_words.WORDS`` of 64 bits, with a sketch
+                ``WORDS_WITH_SKETCH``.
             statistics: also the moments.
             sketch: also the sketch; asked for with statistics only.
         """
         wanted = (_STATISTICS if statistics else 0) | (_SKETCH if sketch else 0)
         failed = self._digest(address, geometry.address, wanted, out)
         assert not failed
+
+    def repeats(self, address: int, geometry: Geometry, prior: int) -> bool:
+        """Tell whether memory holds what it did when an earlier digest was taken: all of it is read.
+
+        Args:
+            address: of its first element.
+            geometry: with the ``identity`` of the earlier one.
+            prior: where the earlier digest was written.
+        """
+        return bool(self._repeats(address, geometry.address, prior))
 
     def digest(self, address: int, geometry: Geometry, *, statistics: bool, sketch: bool = False) -> Digest:
         """Return the digest of a tensor in host memory; arguments as in ``into``."""
@@ -200,29 +121,27 @@ class DigestKernel:
         placed = Part(placement=_sample_placement(bits.size), start=1, stop=bits.size + 1)
         for part in (None, placed):
             geometry = geometry_of(bits, reading, part)
+            if geometry.identity is not None and not self._knows_a_repeat(bits, geometry):
+                return False
             found = self.digest(bits.ctypes.data, geometry, statistics=True, sketch=sketch)
             index = None if part is None else canonical_index(part)
             if not _same(found, digest_host(host, statistics=True, sketch=sketch, index=index)):
                 return False
         return True
 
+    def _knows_a_repeat(self, bits: NDArray[Any], geometry: Geometry) -> bool:
+        """Tell whether what is unchanged is told from what differs in one bit, in the middle of a word."""
+        words, changed = np.empty(WORDS, np.uint64), bits.copy()
+        self.into(bits.ctypes.data, geometry, words.ctypes.data, statistics=False, sketch=False)
+        changed.flat[bits.size // 3] ^= 2
+        same, other = (self.repeats(one.ctypes.data, geometry, words.ctypes.data) for one in (bits, changed))
+        return same and not other
+
 
 def _sample_placement(count: int) -> Placement:
     """Return a placement of more than ``count`` elements that no block, word or vector begins with."""
     rows = count // 35 + 2
     return Placement(shape=(rows, 7, 13), splits=(Split(dim=1, blocks=((1, 2), (5, 1))),))
-
-
-def geometry_of(bits: NDArray[Any], reading: Reading, part: Part | None = None) -> Geometry:
-    """Return the geometry of an array.
-
-    Args:
-        bits: ``[...]`` unsigned integers of the elements' width.
-        reading: how to read an element.
-        part: what it holds of a canonical tensor; None: it is whole.
-    """
-    strides = [stride // reading.width for stride in bits.strides]
-    return Geometry(bits.shape, strides, reading, runs=None if part is None else runs_of(part))
 
 
 def _same(found: Digest, wanted: Digest) -> bool:
@@ -292,7 +211,7 @@ def _compiled() -> tuple[Path, str]:
     if compiler is None:
         raise OSError(f"none of {', '.join(names)} is installed")
     directory, failure = _cache(), ""
-    text = SOURCE.read_bytes() + INCLUDED.read_bytes() + _processor() + compiler.encode()
+    text = b"".join(part.read_bytes() for part in (SOURCE, *INCLUDED)) + _processor() + compiler.encode()
     key = hashlib.blake2b(text, digest_size=8).hexdigest()
     for target in TARGET_FLAGS:
         flags = [*BASE_FLAGS, *target]
@@ -310,7 +229,7 @@ def _compile(compiler: str, flags: Sequence[str], library: Path) -> str:
     os.close(handle)
     try:
         done = subprocess.run(
-            [compiler, *flags, f"-I{INCLUDED.parent}", str(SOURCE), "-o", part],
+            [compiler, *flags, f"-I{INCLUDED[0].parent}", str(SOURCE), "-o", part],
             capture_output=True,
             text=True,
             timeout=120,
@@ -347,21 +266,3 @@ def _processor() -> bytes:
     except OSError:
         pass
     return "\n".join(described).encode()
-
-
-def reading_of(name: str, *, width: int, numbers: NDArray[np.float32] | None, floating: bool) -> Reading:
-    """Return how the kernel reads an element type.
-
-    Args:
-        name: framework-neutral name.
-        width: bytes per element.
-        numbers: ``[256]`` of all codes, for types of one byte; None where they have none.
-        floating: whether tensors of the type may have a sketch.
-    """
-    if name in KINDS:
-        return KINDS[name]
-    if width == 1 and numbers is not None:
-        return Reading(
-            kind=BY_TABLE, width=1, table=np.ascontiguousarray(numbers, np.float32), floating=floating
-        )
-    return Reading(kind=BITS_ONLY, width=width, floating=False)

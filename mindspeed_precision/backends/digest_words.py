@@ -13,11 +13,12 @@ from mindspeed_precision.record.sketch import BUCKETS, ROUNDOFF, pack
 from mindspeed_precision.record.statistics import EMPTY, statistics_from
 from mindspeed_precision.records import Digest
 
-_INTEGERS, _FLOATS, _BINS = 5, 4, 256
-_EXPONENTS = _INTEGERS + _FLOATS
+_INTEGERS, _FLOATS, _PROBES, _BINS = 5, 4, 8, 256
+_NUMBERS = _INTEGERS + _FLOATS
+_EXPONENTS = _NUMBERS + _PROBES
 
 WORDS = _EXPONENTS + _BINS
-"""Words of 64 bits: five integers, four numbers, 256 counts of exponents."""
+"""Words of 64 bits: five integers, four numbers, eight words of the tensor, 256 counts of exponents."""
 
 WORDS_WITH_SKETCH = WORDS + BUCKETS
 """And 256 numbers of the sketch."""
@@ -41,7 +42,7 @@ class Contents:
 def digests_of(words: NDArray[np.uint64], contents: Sequence[Contents]) -> list[Digest]:
     """Return the digests in ``words``, ``[n, WORDS]`` or, with sketches, ``[n, WORDS_WITH_SKETCH]``."""
     integers = words[:, :_INTEGERS].tolist()
-    floats = words[:, _INTEGERS:_EXPONENTS].view(np.float64).tolist()
+    floats = words[:, _INTEGERS:_NUMBERS].view(np.float64).tolist()
     exponents = _histograms(words[:, _EXPONENTS:WORDS])
     rows = zip(contents, words, integers, floats, exponents, strict=True)
     return [_digest(*row) for row in rows]

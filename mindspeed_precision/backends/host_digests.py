@@ -1,4 +1,9 @@
-"""Digests that the compiled kernel takes during a step, kept as rows of words until the step ends."""
+"""Digests that the compiled kernel takes during a step, kept as rows of words until the step ends.
+
+What is looked at again (a module's output is the next one's input) is read again: nothing but its memory
+says what it holds, since a write may count no version. Reading tells whether it still has the fingerprint
+that it had; then the statistics and the sketch are those it had.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mindspeed_precision.backends.digest_kernel import BITS_ONLY, DigestKernel, Geometry
+from mindspeed_precision.backends.digest_geometry import BITS_ONLY, Geometry, Identity
+from mindspeed_precision.backends.digest_kernel import DigestKernel
 from mindspeed_precision.backends.digest_words import WORDS, WORDS_WITH_SKETCH, Contents, digests_of
 from mindspeed_precision.records import Digest
 
@@ -36,10 +42,11 @@ class _Block:
 
 @dataclass(slots=True)
 class HostDigest:
-    """A digest that was taken: ``row`` of ``block``, and what it is of."""
+    """A digest that was taken: ``row`` of ``block``, at ``address``, and what it is of."""
 
     block: _Block
     row: int
+    address: int
     contents: Contents
 
 
@@ -54,6 +61,7 @@ class HostDigests:
         self._kernel = kernel
         self._lock = threading.Lock()
         self._blocks = {width: _Block(width) for width in (WORDS, WORDS_WITH_SKETCH)}
+        self._latest: dict[tuple[int, bool, bool, Identity], HostDigest] = {}
 
     def take(self, address: int, geometry: Geometry, *, statistics: bool, sketch: bool) -> HostDigest:
         """Digest the tensor at ``address`` now.
@@ -67,7 +75,17 @@ class HostDigests:
         reading, numel = geometry.reading, geometry.numel
         statistics = statistics and reading.kind != BITS_ONLY
         sketch = sketch and statistics and reading.floating and numel > 1
-        width = WORDS_WITH_SKETCH if sketch else WORDS
+        if geometry.identity is None:
+            return self._take(address, geometry, Contents(numel, statistics, sketch))
+        place = address, statistics, sketch, geometry.identity
+        prior = self._latest.get(place)
+        if prior is not None and self._kernel.repeats(address, geometry, prior.address):
+            return prior
+        taken = self._latest[place] = self._take(address, geometry, Contents(numel, statistics, sketch))
+        return taken
+
+    def _take(self, address: int, geometry: Geometry, contents: Contents) -> HostDigest:
+        width = WORDS_WITH_SKETCH if contents.sketch else WORDS
         with self._lock:  # gradients arrive on the threads of several devices
             block = self._blocks[width]
             if block.used == ROWS:
@@ -75,18 +93,24 @@ class HostDigests:
             row = block.used
             block.used += 1
         out = block.address + row * block.stride
-        self._kernel.into(address, geometry, out, statistics=statistics, sketch=sketch)
-        return HostDigest(block, row, Contents(numel, statistics, sketch))
+        self._kernel.into(address, geometry, out, statistics=contents.statistics, sketch=contents.sketch)
+        return HostDigest(block, row, out, contents)
+
+    def finish(self, handles: Sequence[HostDigest]) -> list[Digest]:
+        """Return what was found, in order; what was found twice is one object."""
+        self._latest.clear()
+        return finished(handles)
 
 
 def finished(handles: Sequence[HostDigest]) -> list[Digest]:
-    """Return what was found, in order."""
-    by_block: dict[int, list[int]] = {}
-    for place, handle in enumerate(handles):
-        by_block.setdefault(id(handle.block), []).append(place)
+    """Return what was found, in order; what was found twice is one object."""
+    by_block: dict[int, dict[int, HostDigest]] = {}
+    for handle in handles:
+        by_block.setdefault(id(handle.block), {})[handle.row] = handle
     digests: dict[int, Digest] = {}
-    for places in by_block.values():
-        taken = [handles[place] for place in places]
-        words = taken[0].block.words[[handle.row for handle in taken]]
-        digests.update(zip(places, digests_of(words, [handle.contents for handle in taken]), strict=True))
-    return [digests[place] for place in range(len(handles))]
+    for rows in by_block.values():
+        taken = list(rows.values())
+        words = taken[0].block.words[list(rows)]
+        found = digests_of(words, [handle.contents for handle in taken])
+        digests.update(zip((handle.address for handle in taken), found, strict=True))
+    return [digests[handle.address] for handle in handles]

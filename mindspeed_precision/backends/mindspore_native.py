@@ -6,7 +6,7 @@ accumulated in a parameter: they are seen when the optimizer is called with them
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import mindspore
@@ -15,7 +15,7 @@ from mindspore.communication import GlobalComm, get_group_size, get_rank
 
 from mindspeed_precision.backends.capture_base import AfterCall, BeforeCall, Handle, Update
 from mindspeed_precision.backends.mindspore_capture import MindSporeTape
-from mindspeed_precision.backends.torch_groups import applied_hyperparameters
+from mindspeed_precision.backends.torch_groups import applied_hyperparameters, split_groups
 from mindspeed_precision.errors import PrecisionError
 
 try:  # its home since 2.9, where the old one warns
@@ -107,6 +107,13 @@ class MindSporeCapture(MindSporeTape):
             self._applied = {}
 
         return [optimizer.register_forward_pre_hook(first), optimizer.register_forward_hook(last)]
+
+    def parameter_groups(self, optimizer: Any) -> Iterable[tuple[Mapping[str, Any], Sequence[Any]]]:
+        """Return its groups; of an ``nn.Optimizer`` one, with its own attributes as settings."""
+        return [
+            ({**settings, **_hyperparameters(optimizer, settings)}, tensors)
+            for settings, tensors in split_groups(_groups(optimizer))
+        ]
 
     def updates(self, optimizer: Any) -> Iterator[Update]:
         """Yield every parameter with the gradient that the optimizer was called with."""

@@ -5,7 +5,7 @@ A shim (MSAdapter, mindtorch) has it, too; tensors and autograd are another matt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch import nn
 
 from mindspeed_precision.backends.base import Backend
 from mindspeed_precision.backends.capture_base import AfterCall, BeforeCall, Handle, Update
-from mindspeed_precision.backends.torch_groups import group_updates
+from mindspeed_precision.backends.torch_groups import group_updates, split_groups
 
 
 class TorchApi(Backend):
@@ -64,6 +64,10 @@ class TorchApi(Backend):
             optimizer.register_step_pre_hook(lambda *_: before()),
             optimizer.register_step_post_hook(lambda *_: after()),
         ]
+
+    def parameter_groups(self, optimizer: Any) -> Iterable[tuple[Mapping[str, Any], Sequence[Any]]]:
+        """Return ``param_groups``."""
+        return split_groups(optimizer.param_groups)
 
     def updates(self, optimizer: Any) -> Iterator[Update]:
         """Yield everything in the optimizer's groups that has a gradient."""

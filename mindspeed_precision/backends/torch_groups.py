@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from mindspeed_precision.backends.base import Backend
@@ -27,6 +27,14 @@ def group_updates(backend: Backend, optimizer: Any) -> Iterator[Update]:
                     hyperparameters=applied_hyperparameters(group, state),
                     states={name: state[name] for name in _STATES if backend.is_tensor(state.get(name))},
                 )
+
+
+def split_groups(groups: Iterable[Mapping[str, Any]]) -> list[tuple[dict[str, Any], list[Any]]]:
+    """Return parameter groups as their settings and what is updated by them."""
+    return [
+        ({name: value for name, value in group.items() if name != "params"}, list(group["params"]))
+        for group in groups
+    ]
 
 
 def applied_hyperparameters(group: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:

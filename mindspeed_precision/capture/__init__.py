@@ -25,11 +25,13 @@ def attach(context: CaptureContext, chunks: list[Any], optimizer: Any) -> list[A
         optimizer: the outermost optimizer, or None when the loop has none.
     """
     kept: list[Any] = [*attach_modules(context)]
+    context.gathers_late = _any_chunk(chunks, "overlap_param_gather")
     if context.settings.wgrad:
-        overlapping = any(
-            getattr(getattr(chunk, "ddp_config", None), "overlap_grad_reduce", False) for chunk in chunks
-        )
-        kept += attach_gradients(context, overlapping=overlapping)
+        kept += attach_gradients(context, overlapping=_any_chunk(chunks, "overlap_grad_reduce"))
     if optimizer is not None and context.settings.optimizer:
         kept += attach_optimizer(context, optimizer)
     return kept
+
+
+def _any_chunk(chunks: list[Any], option: str) -> bool:
+    return any(getattr(getattr(chunk, "ddp_config", None), option, False) for chunk in chunks)

@@ -13,9 +13,10 @@ from typing import Any
 from mindspeed_precision.backends.base import PlacingBackend
 from mindspeed_precision.backends.capture_base import CaptureBackend
 from mindspeed_precision.capture.layout_rules import Dimension, Form, LayoutRule
-from mindspeed_precision.capture.names import COLLECTIVES, Names
+from mindspeed_precision.capture.names import Names
 from mindspeed_precision.record.placement import TENSOR_GROUP
 from mindspeed_precision.records import (
+    COLLECTIVES,
     Phase,
     Place,
     Placement,

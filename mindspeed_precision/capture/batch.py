@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import random
-import sys
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
+from mindspeed_precision.capture.between_steps import tracker_states
 from mindspeed_precision.capture.context import CaptureContext
 from mindspeed_precision.capture.modules import tensors_of
 from mindspeed_precision.capture.names import unwrap
@@ -113,12 +113,8 @@ def observe_random_states(context: CaptureContext) -> None:
         "python": repr(random.getstate()).encode(),
         "numpy": numpy_state[1].tobytes() + repr(numpy_state[2:]).encode(),
         **context.backend.random_states(),
+        **tracker_states(),
     }
-    tracker = sys.modules.get("megatron.core.tensor_parallel.random")
-    if tracker is not None:
-        kept = tracker.get_cuda_rng_tracker().get_states()
-        # a tracker for CUDA graphs keeps generators
-        states.update({name: s.get_state() if hasattr(s, "get_state") else s for name, s in kept.items()})
     for slot, state in states.items():
         if context.backend.is_tensor(state):
             context.observe(Phase.BATCH, RNG, Role.RNG, state, slot=slot)

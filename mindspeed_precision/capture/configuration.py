@@ -11,7 +11,8 @@ from enum import Enum
 from typing import Any
 
 from mindspeed_precision.backends.capture_base import CaptureBackend
-from mindspeed_precision.backends.npu import loaded_npu
+from mindspeed_precision.backends.npu import installed_version, loaded_npu
+from mindspeed_precision.capture.installed import installed_versions
 from mindspeed_precision.capture.optimizer_members import members
 from mindspeed_precision.records import RankCoordinates
 
@@ -19,7 +20,13 @@ _ENVIRONMENT_PREFIXES = (
     "ASCEND_", "ATB_", "CLOSE_MATMUL", "CUBLAS_", "CUDA_", "CUSTOM_MATMUL", "GLOO_", "HCCL_", "INF_NAN",
     "LCCL_", "MKL_", "MS_", "NCCL_", "NVTE_", "OMP_", "ONEDNN_", "PYTHONHASHSEED", "TASK_QUEUE", "TORCH_",
 )  # fmt: skip
-_MODULES = ("torch", "torch_npu", "numpy", "megatron.core", "mindspeed", "transformer_engine", "mindspore")
+_MODULES = (
+    "torch", "torch_npu", "numpy", "megatron.core", "mindspeed", "mindspeed_llm", "mindspeed_mm", "mindspore",
+    "mindtorch", "msadapter", "mindformers", "transformer_engine", "flash_attn", "apex", "transformers",
+    "tokenizers", "sentencepiece",
+)  # fmt: skip
+_WITHOUT_VERSION = ("mindspeed", "mindspeed_llm", "mindspeed_mm")
+"""Packages that keep no ``__version__``: their distributions may know it."""
 
 
 def parallel_coordinates(backend: CaptureBackend) -> RankCoordinates:
@@ -79,7 +86,10 @@ def effective_configuration(chunks: list[Any], optimizer: Any) -> dict[str, dict
         *(("optimizer_config", member, "config") for member in members(optimizer)),
     ):
         config = getattr(owner, attribute, None)
-        if dataclasses.is_dataclass(config) and name not in found:
+        told = getattr(config, "to_dict", None)
+        if name == "transformer_config" and callable(told):
+            found["model_config"] = plain(told())  # Hugging Face's and MindFormers' models
+        elif dataclasses.is_dataclass(config) and name not in found:
             # not asdict: it deep-copies, and a config may hold process groups
             found[name] = {
                 entry.name: plain(getattr(config, entry.name, None)) for entry in dataclasses.fields(config)
@@ -88,16 +98,22 @@ def effective_configuration(chunks: list[Any], optimizer: Any) -> dict[str, dict
 
 
 def versions() -> dict[str, str]:
-    """Return the version of every loaded package that matters, read from the module itself.
+    """Return the version of every loaded package that matters, of CANN and of the driver; missing: not there.
 
-    An installed torch_npu is named also where it is not loaded: this run then computed on something else.
+    They are read from the module itself, else from its distribution. An installed torch_npu is named also
+    where it is not loaded: this run then computed on something else.
     """
     found = {"python": platform.python_version()}
     for name in _MODULES:
         module = sys.modules.get(name)
         version = getattr(module, "__version__", None)
+        if version is None and module is not None and name in _WITHOUT_VERSION:
+            version = installed_version(name.replace("_", "-")) or None
         if version is not None:
             found[name] = str(version)
+    cuda = getattr(getattr(sys.modules.get("torch"), "version", None), "cuda", None)
+    found |= {"cuda": str(cuda)} if cuda else {}
+    found |= installed_versions(os.environ)
     npu = loaded_npu()
     if npu.installed and not npu.loaded:
         found["torch_npu"] = f"{npu.installed}, not loaded"

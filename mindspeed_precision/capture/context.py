@@ -39,6 +39,8 @@ class CaptureContext:
         gathering: parameters are being gathered; they are recorded as parameters.
         schedule: attributes of the learning rate's schedule, as plain data, once the loop has stepped it.
         waiting_sums: by parameter, copies of main_grad and of the dW that is being added to it.
+        gathers_late: after the optimizer's step a rank has its own range of a parameter alone: the gather of
+            the others runs beside the next forward.
         placements: by parameter, where this rank's tensor sits in the canonical one.
         placer: says the same of activations; None: nothing is placed.
     """
@@ -64,6 +66,7 @@ class CaptureContext:
         self.waiting_sums: dict[str, tuple[Any, Any]] = {}
         self.reducing = False
         self.gathering = False
+        self.gathers_late = False
         self.placements = dict(placements or {})
         self.placer = placer
         self.parameter_names = {id(parameter): fqn for fqn, parameter in names.parameters}

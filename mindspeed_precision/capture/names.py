@@ -16,20 +16,6 @@ _GROUPED = re.compile(r"(?:.*\.)?experts\.linear_fc[12]")
 _NUMBERED = re.compile(r"(weight|bias)(\d+)")
 
 
-COLLECTIVES = frozenset(
-    {
-        "all_gather",
-        "all_gather_into_tensor",
-        "all_reduce",
-        "all_to_all_single",
-        "broadcast",
-        "reduce_scatter",
-        "reduce_scatter_tensor",
-    }
-)
-"""Slots of what a collective is given and gives back; ``.index`` follows where it is several tensors."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Names:
     """Canonical names of everything in one rank's model chunks.

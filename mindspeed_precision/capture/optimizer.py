@@ -73,9 +73,16 @@ def observe_reduced_grads(context: CaptureContext) -> None:
 
 
 def observe_parameters(context: CaptureContext, phase: Phase) -> None:
-    """Record the parameters as the model will use them."""
+    """Record the parameters as the model will use them; of what is gathered later, this rank's own range."""
+    own_alone = context.gathers_late and phase is Phase.OPTIMIZER and sharded(context.optimizer)
     for fqn, parameter in context.names.parameters:
-        context.observe(phase, fqn, Role.PARAM, context.backend.detach(parameter))
+        tensor, span = context.backend.detach(parameter), None
+        if own_alone and context.backend.requires_grad(parameter):
+            span = own_range(context.optimizer, parameter)
+            if span is None:  # another rank's: what is here is a step old
+                continue
+            tensor = tensor.view(-1)[span[0] : span[1]]
+        context.observe(phase, fqn, Role.PARAM, tensor, elements=span)
 
 
 def _named(context: CaptureContext) -> tuple[dict[int, str], dict[str, tuple[int, int]]]:

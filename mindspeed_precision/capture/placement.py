@@ -29,8 +29,8 @@ from mindspeed_precision.record.placement import EMBEDDING_GROUP, TENSOR_GROUP
 from mindspeed_precision.records import Placement, RankCoordinates, Split
 
 _PLAIN = re.compile(
-    r"(?:.*\.)?(?:linear_qkv|linear_proj|linear_fc1|linear_fc2|linear_q|linear_kv|linear_q_proj|linear_q_up_proj"
-    r"|linear_kv_up_proj|word_embeddings|output_layer)\.(?:weight|bias)"
+    r"(?:.*\.)?(?:linear_qkv|linear_proj|linear_fc1|linear_fc2|linear_q|linear_kv|linear_q_proj|linear_q_down_proj"
+    r"|linear_q_up_proj|linear_kv_down_proj|linear_kv_up_proj|word_embeddings|output_layer)\.(?:weight|bias)"
     r"|(?:.*\.)?mixer\.(?:out_proj\.weight|dt_bias|A_log|D|norm\.weight)"
 )
 """Parameters of which it is known what they hold."""
@@ -39,6 +39,11 @@ _GROUPED = re.compile(r".*\.experts\.(linear_fc[12])\.(weight|bias)\d+")
 _IN_ONE = re.compile(r".*\.experts\.weight[12]")
 _FIRST_OF_MLP = re.compile(r"(.*)\.linear_fc1\.\w+")
 _NORMS_OF_HEADS = re.compile(r".*\.[qk]_layernorm\.\w+")
+_OF_SOME_TOKENS = re.compile(
+    r"(?:.*\.)?(?:(?:input|pre_mlp|pre_cross_attn|final|post_attention|post_mlp)_?layernorm\.\w+"
+    r"|layer_norm_(?:weight|bias)|(?:self_attention\.linear_proj|mlp\.linear_fc2)\.bias)"
+)
+"""What sequence parallelism shows a part of the tokens, marked so or not: a missing mark is a fault, too."""
 
 
 def placements(
@@ -148,6 +153,7 @@ def _partial(fqn: str, parameter: Any, names: Names, coordinates: RankCoordinate
     config = getattr(names.roots[0], "config", None) if names.roots else None
     if coordinates.tp_size == 1 or config is None:
         return ""
-    tokens = getattr(config, "sequence_parallel", False) and getattr(parameter, "sequence_parallel", False)
+    marked = getattr(parameter, "sequence_parallel", False) or _OF_SOME_TOKENS.fullmatch(fqn)
+    tokens = getattr(config, "sequence_parallel", False) and marked
     heads = getattr(config, "qk_layernorm", False) and _NORMS_OF_HEADS.fullmatch(fqn)
     return TENSOR_GROUP if tokens or heads else ""

@@ -5,17 +5,20 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mindspeed_precision.backends.base import HostTensor
 from mindspeed_precision.config import NumberSet
+from mindspeed_precision.dump.collection import no_collection
 from mindspeed_precision.dump.format import (
     COMPLETE,
     COMPLETE_KEYS,
     DIGEST_ALGORITHM,
+    EFFECTIVE,
+    EFFECTIVE_KEYS,
     FINDINGS,
     FINDINGS_KEYS,
     FINGERPRINT,
@@ -52,6 +55,9 @@ class RankRecords:
         findings: what this rank found while it ran, if it is not in the manifest.
         notes: what a reader must know of this rank.
         fingerprint: definition of the records' fingerprints.
+        effective: what the rank's objects held before the first step (``groups``, ``tied``, ``modules``);
+            empty where that was not recorded.
+        unfinished: records of the step in which the rank ended by an error; part of no whole step.
     """
 
     directory: Path
@@ -64,6 +70,8 @@ class RankRecords:
     findings: tuple[Any, ...] = ()
     notes: tuple[str, ...] = ()
     fingerprint: str = FINGERPRINT
+    effective: Mapping[str, Any] = field(default_factory=dict)
+    unfinished: tuple[TensorRecord, ...] = ()
     _files: dict[str, PayloadFile] = field(default_factory=dict, compare=False, repr=False)
 
     def holds(self, fqn: str) -> bool:
@@ -291,8 +299,9 @@ def _load_rank(directory: Path) -> RankRecords | None:
     torn = lines.pop()
     complete = _check_seal(directory / COMPLETE, data, len(lines))
     index = _Index(path=path)
-    for number, text in enumerate(lines, start=1):
-        index.add(text, number)
+    with no_collection():
+        for number, text in enumerate(lines, start=1):
+            index.add(text, number)
     if index.coordinates is None:
         return None
     return RankRecords(
@@ -306,7 +315,17 @@ def _load_rank(directory: Path) -> RankRecords | None:
         findings=_load_findings(directory / FINDINGS),
         notes=tuple(_notes(index, torn=bool(torn), complete=complete)),
         fingerprint=index.fingerprint,
+        effective=_load_effective(directory / EFFECTIVE),
+        unfinished=tuple(index.pending),
     )
+
+
+def _load_effective(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    plain = load_object(_read(path), where=str(path))
+    check_keys(plain, EFFECTIVE_KEYS, where=str(path))
+    return plain
 
 
 def _load_findings(path: Path) -> tuple[Any, ...]:

@@ -17,6 +17,7 @@ from mindspeed_precision.dump.encode import RecordLine
 from mindspeed_precision.dump.format import (
     COMPLETE,
     DIGEST_ALGORITHM,
+    EFFECTIVE,
     FINDINGS,
     INDEX,
     MANIFEST,
@@ -194,6 +195,15 @@ class RankWriter:
         self._append([*map(to_json, places), *texts, *map(to_json, problems), to_json(marker)])
         self._broken = False
 
+    def write_unfinished(self, records: Sequence[RecordLine]) -> None:
+        """Write the records of a step that will not end, without a marker: nothing may follow them."""
+        if self._broken:
+            raise self._refusal()
+        self._broken = True
+        places = self._new_places(records)
+        texts = [record.text(None, self._place(record)) for record in records]
+        self._append([*map(to_json, places), *texts])
+
     def _new_places(self, records: Sequence[RecordLine]) -> list[PlaceDeclaration]:
         """Number the places that no record had before."""
         fresh: list[PlaceDeclaration] = []
@@ -206,11 +216,17 @@ class RankWriter:
     def _place(self, record: RecordLine) -> int | None:
         return None if record.place is None else self._places[record.place]
 
+    def write_effective(self, state: Mapping[str, Any]) -> None:
+        """Write what this rank's objects hold before the first step."""
+        self._write_json(EFFECTIVE, {"schema": SCHEMA, **_without_infinities(state)})
+
     def write_findings(self, findings: Sequence[Mapping[str, Any]]) -> None:
         """Write what was found on this rank while it ran, in place of what was written before."""
-        plain = {"schema": SCHEMA, "findings": _without_infinities(findings)}
+        self._write_json(FINDINGS, {"schema": SCHEMA, "findings": _without_infinities(findings)})
+
+    def _write_json(self, name: str, plain: Mapping[str, Any]) -> None:
         try:
-            _write_and_rename(self.directory / FINDINGS, json.dumps(plain, indent=1).encode() + b"\n")
+            _write_and_rename(self.directory / name, json.dumps(plain, indent=1).encode() + b"\n")
         except OSError as error:
             raise DumpError(f"cannot write: {error.strerror}", where=str(self.directory)) from error
 

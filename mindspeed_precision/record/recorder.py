@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import struct
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -14,12 +13,14 @@ import numpy as np
 
 from mindspeed_precision.backends.base import Backend, Form, HostTensor, PlacingBackend
 from mindspeed_precision.config import Settings
+from mindspeed_precision.dump.collection import no_collection
 from mindspeed_precision.dump.encode import RecordLine, digest_text, form_text, origin_text
 from mindspeed_precision.dump.format import Problem
 from mindspeed_precision.dump.writer import RankWriter
 from mindspeed_precision.record.site import Site, SiteTable
 from mindspeed_precision.record.statistics import digest_host, digest_number
-from mindspeed_precision.records import INIT_STEP, NO_MICROBATCH, Part, Phase, Place, Role
+from mindspeed_precision.record.watch import Watch
+from mindspeed_precision.records import INIT_STEP, NO_MICROBATCH, Digest, Part, Phase, Place, Role
 
 _NUMBER = Form(shape=(), dtype="float64", layout=None)
 
@@ -48,16 +49,14 @@ def _number_text(bits: bytes) -> str:
     return digest_text(digest_number(struct.unpack("<d", bits)[0]))
 
 
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Pause garbage collection: thousands of small objects, none in a cycle, would set it off many times."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
+def _texts(digests: Sequence[Digest]) -> Iterator[str]:
+    """Yield the text of each digest; what was found twice in a step is written once."""
+    texts: dict[int, str] = {}
+    for digest in digests:
+        text = texts.get(id(digest))
+        if text is None:
+            text = texts[id(digest)] = digest_text(digest)
+        yield text
 
 
 class Recorder:
@@ -70,13 +69,17 @@ class Recorder:
         backend: the framework of the tensors.
         writer: where this rank's records go.
         settings: which steps and records are kept, and how much of them.
+        watch: is shown what was recorded of each step; None: nobody looks.
 
     Attributes:
         step: the current step; ``INIT_STEP`` before the first.
     """
 
-    def __init__(self, *, backend: Backend, writer: RankWriter, settings: Settings) -> None:
+    def __init__(
+        self, *, backend: Backend, writer: RankWriter, settings: Settings, watch: Watch | None = None
+    ) -> None:
         self._backend = backend
+        self._watch = watch
         self._writer = writer
         self._settings = settings
         self._sites = SiteTable(settings.capture)
@@ -182,7 +185,7 @@ class Recorder:
         """
         pending, self._pending = self._pending, []
         if self._wanted:
-            with _no_collection():
+            with no_collection():
                 self._write(pending)
             self._sites.end_step(len(pending))
         problems, self._problems = self._problems, []
@@ -191,20 +194,9 @@ class Recorder:
 
     def _write(self, pending: list[_Pending]) -> None:
         records, kept = [], {}
-        for seq, (item, digest) in enumerate(self._finish(pending), start=self._next_seq):
-            site = item.site
-            records.append(
-                RecordLine(
-                    seq,
-                    self.step,
-                    site.key.microbatch,
-                    site.text,
-                    _form_text(item.form),
-                    digest,
-                    _origin_text(item.note, item.part),
-                    item.place,
-                )
-            )
+        finished = self._finish(pending)
+        for seq, (item, digest) in enumerate(finished, start=self._next_seq):
+            records.append(self._line(seq, item, digest))
             if item.snapshot is not None:
                 kept[seq] = item.snapshot
         self._writer.write_lines(
@@ -215,9 +207,26 @@ class Recorder:
             problems=self._problems,
         )
         self._next_seq += len(records)
+        if self._watch is not None:
+            self._watch.end_step(self.step, [(item.site.key, digest) for item, digest in finished])
+
+    def _line(self, seq: int, item: _Pending, digest: str) -> RecordLine:
+        return RecordLine(
+            seq,
+            self.step,
+            item.site.key.microbatch,
+            item.site.text,
+            _form_text(item.form),
+            digest,
+            _origin_text(item.note, item.part),
+            item.place,
+        )
 
     def close(self, *, complete: bool) -> None:
-        """Close the dump; records of a step that did not end are dropped.
+        """Close the dump.
+
+        Records of a step that did not end are dropped where the run ended as planned. Else they may show why
+        it did not: they are written without a marker, and without elements.
 
         Args:
             complete: the run ended as planned. False never raises, so that the training's own error is seen.
@@ -225,13 +234,25 @@ class Recorder:
         Raises:
             DumpError: ``complete``, and the disk refuses.
         """
-        self._pending = []
+        pending, self._pending = self._pending, []
+        if not complete and self._wanted and pending:
+            with suppress(
+                Exception
+            ):  # a device that failed may refuse; the training's own error is what counts
+                self._write_unfinished(pending)
         self._writer.close(complete=complete)
+
+    def _write_unfinished(self, pending: list[_Pending]) -> None:
+        finished = self._finish(pending)
+        lines = [self._line(seq, item, text) for seq, (item, text) in enumerate(finished, self._next_seq)]
+        self._writer.write_unfinished(lines)
+        if self._watch is not None:
+            self._watch.end_step(self.step, [(item.site.key, digest) for item, digest in finished])
 
     def _finish(self, pending: list[_Pending]) -> list[tuple[_Pending, str]]:
         waiting = [item for item in pending if item.digest is None]
         try:
-            finished = map(digest_text, self._backend.finish_digests([item.handle for item in waiting]))
+            finished = _texts(self._backend.finish_digests([item.handle for item in waiting]))
             return [(item, item.digest if item.digest is not None else next(finished)) for item in pending]
         except Exception as error:  # noqa: BLE001  as in observe
             self._add_problem(f"all {len(waiting)} tensors of step {self.step}", error)

@@ -20,11 +20,10 @@ def examination_blocks(answer: Examination) -> list[Block]:
     shown = [Block(label="", lines=(headline(answer),), style=style)]
     shown += [block for finding in answer.findings for block in finding_blocks(finding)]
     shown += [Block(label=title, lines=lines, table=True) for title, lines in answer.tables.items()]
-    shown.append(
-        Block(label="checked", lines=tuple(_outcome(one) for one in answer.outcomes if one.exercised))
-    )
+    looked = sorted((one for one in answer.outcomes if one.exercised), key=lambda one: not one.failed)
+    shown.append(Block(label="checked", lines=tuple(_outcome(one) for one in looked)))
     gaps = [one for one in answer.outcomes if one.skipped and one.applies]
-    shown.append(Block(label="not looked", lines=tuple(f"{one.name}: {one.skipped}" for one in gaps)))
+    shown.append(Block(label="skipped", lines=tuple(f"{one.name}: {one.skipped}" for one in gaps)))
     shown.append(Block(label="notes", lines=answer.notes))
     return [block for block in shown if any(block.lines)]
 
@@ -50,9 +49,13 @@ def _count(number: int, noun: str) -> str:
 
 
 def _outcome(outcome: CheckOutcome) -> str:
-    failed = f", {outcome.failed} failed" if outcome.failed else ""
-    limit = f" ({outcome.skipped})" if outcome.skipped else ""
-    return f"{outcome.name}: {outcome.exercised} {outcome.unit}{failed}{limit}"
+    """Say what held, and of how many things; with the name of the check where it did not."""
+    law = outcome.holds.rstrip(".")
+    one_word = outcome.exercised == 1 and " " not in outcome.unit
+    seen = f"{outcome.exercised} {outcome.unit.removesuffix('s') if one_word else outcome.unit}"
+    if not outcome.failed:
+        return f"{seen}: {law}"
+    return f"FAILED for {outcome.failed} of {seen}: {law}  [{outcome.name}]"
 
 
 def show_examination(answer: Examination, *, stream: TextIO | None = None) -> None:

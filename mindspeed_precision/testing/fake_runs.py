@@ -76,6 +76,7 @@ def plant(
     step: int | None = None,
     microbatch: int | None = None,
     rank: int | None = None,
+    recomputed: bool | None = None,
     value: Callable[[Array], Array] | None = None,
     layout: Callable[[Layout], Layout] | None = None,
     drop: bool = False,
@@ -85,7 +86,12 @@ def plant(
 
     def where(at_rank: int, key: RecordKey) -> bool:
         names = ((key.fqn, fqn), (key.role.value, role), (key.phase.value, phase), (key.slot, slot))
-        numbers = ((key.step, step), (key.microbatch, microbatch), (at_rank, rank))
+        numbers: tuple[tuple[int, int | None], ...] = (
+            (key.step, step),
+            (key.microbatch, microbatch),
+            (at_rank, rank),
+            (key.recomputed, recomputed),
+        )
         return all(fnmatchcase(name, pattern) for name, pattern in names) and all(
             wanted is None or number == wanted for number, wanted in numbers
         )
@@ -157,14 +163,18 @@ class FakeRun:
         payloads: shell pattern of fqns whose elements are kept whatever ``level`` says.
         lr: learning rate.
         weight_decay: of every parameter but those of ``undecayed``.
-        undecayed: parameters without weight decay.
+        undecayed: parameters without weight decay: a group of their own.
+        ungrouped: parameters that are in no group, and never updated.
+        twice: parameters that are in their group twice.
         eps: Adam's.
+        beta2: Adam's.
         frozen: parameters that are not trained.
         transposed: parameters ``[out, in]`` whose dW arrives as the transpose of what lies in memory.
         strides_ignored: gradients are added as they lie in memory, whatever their strides: a kernel's bug.
         unwritten: parameters that the optimizer computes and never writes.
         dot_grad: gradients are accumulated as ``.grad``: the first microbatch's dW itself, then a new sum;
             else into a buffer of zeros.
+        recompute: the backward computes the outputs of the layers' linears once more.
         seed: of the initial parameters and the data.
         megatron_args: further arguments for the manifest.
         manifest: further keys of the manifest.
@@ -179,12 +189,16 @@ class FakeRun:
     lr: float = 0.01
     weight_decay: float = 0.1
     undecayed: frozenset[str] = frozenset()
+    ungrouped: frozenset[str] = frozenset()
+    twice: frozenset[str] = frozenset()
     eps: float = 1e-8
+    beta2: float = 0.95
     frozen: frozenset[str] = frozenset()
     transposed: frozenset[str] = frozenset()
     strides_ignored: bool = False
     unwritten: frozenset[str] = frozenset()
     dot_grad: bool = False
+    recompute: bool = False
     seed: int = 1
     megatron_args: Mapping[str, Any] = field(default_factory=dict)
     manifest: Mapping[str, Any] = field(default_factory=dict)
@@ -268,6 +282,7 @@ class _Recorder:
                 for name, value in parameters.items()
             ]
         )
+        self._writer.write_effective(_effective(self._run, parameters))
 
     def see(self, key: RecordKey, value: Array, layout: Layout | None = None) -> Array:
         """Apply the plants, record, and return the number that flows on."""
@@ -312,6 +327,25 @@ class _Recorder:
     def close(self) -> None:
         """Say that the run ended as planned."""
         self._writer.close(complete=True)
+
+
+def _effective(run: FakeRun, parameters: Mapping[str, Array]) -> dict[str, Any]:
+    """Return the optimizer's groups, as Megatron makes them: with weight decay and without."""
+
+    def group(multiplier: float, names: Sequence[str]) -> dict[str, Any]:
+        numbers = {"lr": run.lr, "weight_decay": multiplier * run.weight_decay, "eps": run.eps}
+        listed = [name for name in names for _ in range(2 if name in run.twice else 1)]
+        return {
+            "optimizer": "AdamW",
+            "settings": {"wd_mult": multiplier, "lr_mult": 1.0, "beta1": 0.9, "beta2": run.beta2, **numbers},
+            "parameters": [{"fqn": n, "dtype": "float32", "copy": False, "range": None} for n in listed],
+        }
+
+    trained = [name for name in parameters if name not in run.frozen | run.ungrouped]
+    decayed = [name for name in trained if name not in run.undecayed]
+    others = [name for name in trained if name in run.undecayed]
+    groups = [group(multiplier, names) for multiplier, names in ((1.0, decayed), (0.0, others)) if names]
+    return {"groups": groups, "tied": {}, "modules": []}
 
 
 def _bits(value: Array) -> Array:
@@ -399,7 +433,7 @@ class _Trainer:
         for name in gradients:
             clipped = key(Phase.CLIP, Role.MAIN_GRAD, name, "clipped")
             gradients[name] = recorder.see(clipped, gradients[name] * factor)
-        for name in gradients:
+        for name in [name for name in gradients if name not in self.run.ungrouped]:
             self._adam(recorder, step, name, gradients[name])
         recorder.see(key(Phase.LOSS, Role.LOSS, "loss", "lm loss"), loss)
 
@@ -416,7 +450,7 @@ class _Trainer:
             "weight_decay": 0.0 if name in run.undecayed else run.weight_decay,
             "eps": run.eps,
             "beta1": 0.9,
-            "beta2": 0.95,
+            "beta2": run.beta2,
         }
         given = {slot: float(see(Role.HYPERPARAMETER, np.asarray(v), slot)) for slot, v in numbers.items()}
         see(Role.HYPERPARAMETER, np.asarray(float(step)), "step")  # updates before this one
@@ -445,9 +479,19 @@ class _Microbatch:
         tokens = trainer.data.integers(0, _VOCABULARY, _TOKENS + 1)
         self._tokens, self._labels = tokens[:-1], tokens[1:]
 
-    def _see(self, phase: Phase, role: Role, fqn: str, value: Array, slot: str = "", **more: Any) -> Array:
-        key = RecordKey(step=self._step, microbatch=self._number, phase=phase, role=role, fqn=fqn, slot=slot)
-        return self._recorder.see(key, value, **more)
+    def _see(
+        self, phase: Phase, role: Role, fqn: str, value: Array, slot: str = "", *, recomputed: bool = False
+    ) -> Array:
+        key = RecordKey(
+            step=self._step,
+            microbatch=self._number,
+            phase=phase,
+            role=role,
+            fqn=fqn,
+            slot=slot,
+            recomputed=recomputed,
+        )
+        return self._recorder.see(key, value)
 
     def run(self, main_grad: dict[str, Array]) -> dict[str, Array]:
         """Return ``main_grad`` (of what has one yet) with the gradient of this microbatch added."""
@@ -486,13 +530,15 @@ class _Microbatch:
 
     def _backward(self, tokens: Array, activations: list[Array], gradient: Array) -> dict[str, Array]:
         gradients: dict[str, Array] = {}
-        self._see(Phase.DGRAD, Role.GRAD_OUTPUT, "", gradient, "0")
+        gradient = self._see(Phase.DGRAD, Role.GRAD_OUTPUT, "", gradient, "0")
         *inner, hidden = activations
         flow = self._linear_backward(HEAD, gradient, hidden, gradients, bias=False)
         for layer in reversed(range(_LAYERS)):
             outer = f"decoder.layers.{layer}"
             flow = self._see(Phase.DGRAD, Role.GRAD_OUTPUT, outer, flow, "0")
             received, linear = inner[2 * layer], inner[2 * layer + 1]
+            if self._run.recompute:
+                linear = self._see(Phase.FPROP, Role.OUTPUT, _linear(layer), linear, "0", recomputed=True)
             through = (flow * (1 - np.tanh(linear) ** 2)).astype(np.float32)
             flow = flow + self._linear_backward(_linear(layer), through, received, gradients, bias=True)
             flow = self._see(Phase.DGRAD, Role.GRAD_INPUT, outer, flow, "0")

@@ -33,7 +33,7 @@ INITIAL_LOSS_SCALE = 1024.0
 
 def transformer_config(settings: TrainerSettings) -> Any:
     """Return Megatron's configuration of the model, without the fusions that a CPU has no kernels for."""
-    return TransformerConfig(
+    fields: dict[str, Any] = dict(
         num_layers=settings.layers,
         hidden_size=settings.hidden,
         ffn_hidden_size=4 * settings.hidden,
@@ -56,6 +56,7 @@ def transformer_config(settings: TrainerSettings) -> Any:
         **_mixture(settings),
         **_recomputation(settings),
     )
+    return TransformerConfig(**{**fields, **settings.transformer})
 
 
 def _precision(settings: TrainerSettings) -> dict[str, Any]:
@@ -113,14 +114,15 @@ def build_model(config: Any, settings: TrainerSettings) -> list[Any]:
     _freeze(chunks, settings)
     if settings.dtype != "fp32":
         chunks = [Float16Module(config, chunk) for chunk in chunks]
-    ddp = DistributedDataParallelConfig(
-        grad_reduce_in_fp32=settings.dtype != "fp32",
-        overlap_grad_reduce=settings.overlap,
-        overlap_param_gather=settings.overlap and settings.distributed_optimizer,
-        use_distributed_optimizer=settings.distributed_optimizer,
-        check_for_nan_in_grad=settings.dtype != "fp16",  # fp16 skips the step instead
-        bucket_size=BUCKET_ELEMENTS if settings.overlap else None,
-    )
+    fields: dict[str, Any] = {
+        "grad_reduce_in_fp32": settings.dtype != "fp32",
+        "overlap_grad_reduce": settings.overlap,
+        "overlap_param_gather": settings.overlap and settings.distributed_optimizer,
+        "use_distributed_optimizer": settings.distributed_optimizer,
+        "check_for_nan_in_grad": settings.dtype != "fp16",  # fp16 skips the step instead
+        "bucket_size": BUCKET_ELEMENTS if settings.overlap else None,
+    }
+    ddp = DistributedDataParallelConfig(**{**fields, **settings.ddp})
     return [
         DistributedDataParallel(config, ddp, chunk, disable_bucketing=number > 0)
         for number, chunk in enumerate(chunks)
@@ -164,7 +166,7 @@ def _freeze(chunks: list[Any], settings: TrainerSettings) -> None:
 
 def build_optimizer(model: list[Any], settings: TrainerSettings) -> Any:
     """Return Megatron's Adam over the model chunks."""
-    config = OptimizerConfig(
+    fields: dict[str, Any] = dict(
         optimizer="adam",
         lr=settings.lr,
         min_lr=settings.lr,
@@ -178,6 +180,7 @@ def build_optimizer(model: list[Any], settings: TrainerSettings) -> Any:
         use_distributed_optimizer=settings.distributed_optimizer,
         **_known_fields(overlap_param_gather=settings.overlap and settings.distributed_optimizer),
     )
+    config = OptimizerConfig(**{**fields, **settings.optimizer})
     return get_megatron_optimizer(config, model, use_gloo_process_groups=False)
 
 

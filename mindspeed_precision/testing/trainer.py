@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -61,6 +61,9 @@ class TrainerSettings:
         frozen: shell patterns of parameter names that are not trained.
         seed: of the weights and of dropout.
         data_seed: of the order of the samples.
+        transformer: further fields of Megatron's TransformerConfig.
+        ddp: further fields of its DistributedDataParallelConfig.
+        optimizer: further fields of its OptimizerConfig.
     """
 
     tp: int = 1
@@ -95,6 +98,9 @@ class TrainerSettings:
     frozen: tuple[str, ...] = ()
     seed: int = 1234
     data_seed: int = 1234
+    transformer: Mapping[str, Any] = field(default_factory=dict)
+    ddp: Mapping[str, Any] = field(default_factory=dict)
+    optimizer: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def torch_dtype(self) -> Any:

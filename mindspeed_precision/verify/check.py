@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from mindspeed_precision.dump.reader import Run, load_run
-from mindspeed_precision.records import Examination
+from mindspeed_precision.dump.reported import reported_entries, reported_finding
+from mindspeed_precision.records import Examination, Finding
 from mindspeed_precision.verify.invariants import INVARIANTS
 from mindspeed_precision.verify.registry import in_order
 from mindspeed_precision.verify.run_facts import RunFacts
@@ -28,6 +29,7 @@ def check_run(run: str | Path | Run) -> Examination:
     loaded = run if isinstance(run, Run) else load_run(run)
     with np.errstate(all="ignore"):  # runs that overflow are what it is for
         findings, outcomes = INVARIANTS.ask_all(RunFacts(loaded))
+    findings = (*findings, *_reported(loaded))
     return Examination(
         command="check",
         subjects={"run": str(loaded.path)},
@@ -35,3 +37,10 @@ def check_run(run: str | Path | Run) -> Examination:
         outcomes=outcomes,
         notes=loaded.notes,
     )
+
+
+def _reported(run: Run) -> list[Finding]:
+    """Return what the run said of itself that nobody who reads its records alone can know: its gaps."""
+    told = {str(entry.get("title", "")): entry for entry in reported_entries(run)}
+    chosen = [entry for entry in told.values() if str(entry.get("id", "")).startswith("coverage.")]
+    return [reported_finding(entry, "the run") for entry in chosen]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from mindspeed_precision.backends import digest_kernel as kernels
 from mindspeed_precision.backends.base import HostTensor
+from mindspeed_precision.backends.digest_geometry import KINDS, geometry_of, reading_of
 from mindspeed_precision.record.elements import to_bits
 from mindspeed_precision.record.sketch import unpack
 from mindspeed_precision.record.statistics import digest_host
@@ -22,8 +23,8 @@ needs_kernel = pytest.mark.skipif(KERNEL is None, reason=WHY)
 
 
 def digest(bits, name, *, statistics=True, sketch=False, reading=None, part=None):
-    reading = reading or kernels.KINDS[name]
-    geometry = kernels.geometry_of(bits, reading, part)
+    reading = reading or KINDS[name]
+    geometry = geometry_of(bits, reading, part)
     return KERNEL.digest(bits.ctypes.data, geometry, statistics=statistics, sketch=sketch)
 
 
@@ -52,12 +53,12 @@ def views(bits):
 
 
 @needs_kernel
-@pytest.mark.parametrize("name", kernels.KINDS)
+@pytest.mark.parametrize("name", KINDS)
 @settings(deadline=None, max_examples=25)
 @given(data=st.data())
 def test_any_bits_in_any_storage(name, data):
     """Every NaN payload, subnormals, infinities; blocks that are whole, in part, and split over rows."""
-    width = kernels.KINDS[name].width
+    width = KINDS[name].width
     shape = data.draw(st.tuples(st.integers(1, 9), st.integers(1, 40), st.integers(1, 40)))
     generator = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     bits = generator.integers(0, 2 ** (8 * width), shape, dtype=f"u{width}", endpoint=False)
@@ -106,9 +107,9 @@ def test_types_of_one_byte_and_types_without_numbers():
     from mindspeed_precision.record.elements import to_numbers
 
     table = to_numbers(HostTensor(bits=np.arange(256, dtype=np.uint8), dtype="float8_e5m2"))
-    reading = kernels.reading_of("float8_e5m2", width=1, numbers=table, floating=True)
+    reading = reading_of("float8_e5m2", width=1, numbers=table, floating=True)
     assert_same(digest(codes, "", reading=reading), digest_host(host, statistics=True))
-    bits = kernels.reading_of("unheard-of", width=2, numbers=None, floating=False)
+    bits = reading_of("unheard-of", width=2, numbers=None, floating=False)
     words = codes.astype(np.uint16)
     found = digest(words, "", reading=bits, statistics=False)
     assert found == digest_host(HostTensor(bits=words, dtype="uint16"), statistics=False)
@@ -118,7 +119,7 @@ def test_types_of_one_byte_and_types_without_numbers():
 @pytest.mark.parametrize("name", ["bfloat16", "float32", "float64", "int32"])
 def test_blocks_of_zeros(name):
     """They are told apart from blocks with one bit, or one negative zero, in them."""
-    width = kernels.KINDS[name].width
+    width = KINDS[name].width
     for count in (1, 3, 1024, 5000):
         for place in (None, 0, count // 2, count - 1):
             bits = np.zeros(count, f"u{width}")

@@ -20,7 +20,9 @@ FOUNDATION = {
     "records",
     "errors",
     "config",
+    "meanings",
     "repeats",
+    "symptoms",
     "backends.base",
     "backends.capture_base",
     "backends.npu",
@@ -43,10 +45,17 @@ MAY_IMPORT = {
     "compare": {"dump", "align"},
     "diagnose": {"dump", "align", "compare", "backends"},  # backends: replay asks for one by name
     "verify": {"dump", "align", "compare"},
+    "launches": set(),
+    "shrink": {"launches", "preflight", "verify"},
+    "certify": {"dump", "align", "launches", "determinism", "flow"},  # flow: what `compare` is
+    "preflight": {"launches", "determinism", "verify"},
     "report": {"dump", "align", "compare", "diagnose", "verify", "patching"},  # patching: `patches list`
 }
 ANYTHING = {"testing"}  # plays whole runs, so it may touch every stage
-NO_FRAMEWORK = {"record", "dump", "align", "compare", "diagnose", "verify", "report"}
+NO_FRAMEWORK = {
+    *("record", "dump", "align", "compare", "diagnose", "verify", "report"),
+    *("launches", "preflight", "shrink", "certify"),
+}
 
 
 def imported(tree):

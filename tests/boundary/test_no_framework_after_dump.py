@@ -11,7 +11,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "mindspeed_precision"
-OFFLINE = ("dump", "align", "compare", "diagnose", "verify", "report")
+OFFLINE = (
+    *("dump", "align", "compare", "diagnose", "verify", "report"),
+    *("launches", "preflight", "shrink", "certify"),
+)
 FRAMEWORKS = ("torch", "torch_npu", "mindspore", "megatron", "mindspeed", "mindspeed_llm")
 
 PROGRAM = """

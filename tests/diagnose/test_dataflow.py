@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from mindspeed_precision.certify.naming import IDS as CERTIFY
 from mindspeed_precision.diagnose.dataflow import RULES, rule_for
 from mindspeed_precision.diagnose.divergence import find_origins
 from mindspeed_precision.diagnose.graph import Graph, make_node
 from mindspeed_precision.diagnose.rules import finding_ids
+from mindspeed_precision.preflight import PREFLIGHT
 from mindspeed_precision.records import (
     Comparison,
     Digest,
@@ -22,6 +24,7 @@ from mindspeed_precision.records import (
     Verdict,
 )
 from mindspeed_precision.verify.invariants import INVARIANTS
+from mindspeed_precision.verify.pair import PAIR
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -32,7 +35,7 @@ def documented_ids() -> set[str]:
 
 
 def test_every_finding_is_documented_and_every_documented_one_exists():
-    assert documented_ids() == finding_ids() | INVARIANTS.ids()
+    assert documented_ids() == finding_ids() | INVARIANTS.ids() | PREFLIGHT.ids() | PAIR.ids() | set(CERTIFY)
 
 
 def test_rules_only_look_at_what_came_before():

@@ -6,11 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from mindspeed_precision.align import align
+from mindspeed_precision.compare import load_policy
+from mindspeed_precision.diagnose import find_causes, gather_facts
 from mindspeed_precision.diagnose.rules import finding_ids
+from mindspeed_precision.diagnose.rules.undetermined import unknown
+from mindspeed_precision.dump.reader import load_run
 from mindspeed_precision.flow import compare_runs
 from mindspeed_precision.records import INIT_STEP, Diagnosis, Level, Severity, Verdict
 from mindspeed_precision.testing.fake_runs import (
     EMBEDDING,
+    HEAD,
     LINEAR,
     constant,
     nudged,
@@ -127,6 +133,59 @@ FAULTS = {
         1,
         "accumulate",
         WEIGHT,
+        1,
+    ),
+    "loss gradient scaled": (
+        {},
+        {"plants": [plant(phase="dgrad", role="grad_output", fqn="", step=0, value=scaled(2))]},
+        "loss.gradient_scaled",
+        0,
+        "dgrad",
+        "",
+        2,
+    ),
+    "backward scaled": (
+        ELEMENTS,
+        {
+            "plants": [
+                plant(phase="dgrad", role="grad_input", fqn=LINEAR, step=0, microbatch=1, value=scaled(1.5))
+            ]
+        },
+        "dgrad.scaled",
+        0,
+        "dgrad",
+        LINEAR,
+        1,
+    ),
+    "gradient between modules": (
+        {},
+        {
+            "plants": [
+                plant(phase="dgrad", role="grad_output", fqn=LINEAR, step=0, microbatch=0, value=nudged())
+            ]
+        },
+        "dgrad.value",
+        0,
+        "dgrad",
+        LINEAR,
+        1,
+    ),
+    "input between modules": (
+        {},
+        {"plants": [plant(phase="fprop", role="input", fqn=HEAD, step=0, microbatch=0, value=nudged())]},
+        "fprop.value",
+        0,
+        "fprop",
+        HEAD,
+        1,
+    ),
+    "recomputed otherwise": (
+        {"recompute": True},
+        {"plants": [plant(phase="fprop", fqn=LINEAR, step=0, microbatch=0, recomputed=True, value=nudged())]},
+        "fprop.recomputed_differs",
+        0,
+        "fprop",
+        LINEAR,
         1,
     ),
     "reduction": (
@@ -265,6 +324,19 @@ FAULTS = {
                 plant(phase="dgrad", role="grad_input", fqn=LINEAR, step=0, microbatch=1, value=scaled(2))
             ]
         },
+        "dgrad.scaled",
+        0,
+        "dgrad",
+        LINEAR,
+        1,
+    ),
+    "backward, one element": (
+        {},
+        {
+            "plants": [
+                plant(phase="dgrad", role="grad_input", fqn=LINEAR, step=0, microbatch=1, value=nudged())
+            ]
+        },
         "dgrad.value",
         0,
         "dgrad",
@@ -325,7 +397,7 @@ FAULTS = {
                 plant(phase="fprop", role="input", fqn="output_layer", step=0, microbatch=0, value=scaled(2))
             ]
         },
-        "diagnosis.unknown",
+        "fprop.value",
         0,
         "fprop",
         "output_layer",
@@ -347,6 +419,23 @@ def test_fault_is_named_and_is_the_only_origin(name, tmp_path):
     assert first.key in named[0].explains
     best = next(f for f in diagnosis.findings if first.key in f.explains)
     assert best.id == finding
+
+
+def test_a_module_that_no_gradient_reaches(tmp_path):
+    """The outer module gets another gradient, the inner one none: the second is the cause."""
+    unreached = plant(phase="dgrad", fqn=LINEAR, drop=True)
+    beside = plant(phase="dgrad", role="grad_input", fqn="decoder.layers.1", step=0, value=permuted())
+    diagnosis = diagnose(tmp_path, plants=[unreached, beside])
+    finding = diagnosis.findings[0]
+    assert finding.id == "dgrad.missing"
+    assert (finding.where.step, finding.where.fqn) == (0, LINEAR)
+    assert "candidate" in finding.title
+    assert diagnosis.first_divergence.key in finding.explains
+
+
+def test_a_gradient_that_was_not_recorded_anywhere_is_not_missing(tmp_path):
+    diagnosis = diagnose(tmp_path, plants=[plant(phase="dgrad", drop=True)])
+    assert "dgrad.missing" not in {finding.id for finding in diagnosis.findings}
 
 
 @pytest.mark.parametrize(
@@ -493,6 +582,22 @@ def test_findings_of_the_runs_themselves_are_given_once(tmp_path):
     assert found.evidence == ("reported by both runs while running", "e")
 
 
+def test_an_origin_that_no_rule_explains_is_unknown_with_its_window(tmp_path):
+    runs = [
+        load_run(write_fake_run(tmp_path / "baseline")),
+        load_run(
+            write_fake_run(tmp_path / "candidate", plants=[plant(role="wgrad", fqn=LINEAR, value=scaled(2))])
+        ),
+    ]
+    aligned = align(*runs, [])
+    facts = gather_facts(aligned.baseline, aligned.candidate, aligned, policy=load_policy("exact"))
+    (finding,) = unknown(facts, [])
+    assert finding.id == "diagnosis.unknown"
+    assert finding.where == facts.origins[0].key
+    assert len(finding.explains) == len(facts.origins)
+    assert not list(unknown(facts, find_causes(facts)))
+
+
 def test_every_registered_id_is_exercised_by_a_test():
     exercised = {fault[2] for fault in FAULTS.values()}
     elsewhere = {
@@ -517,5 +622,8 @@ def test_every_registered_id_is_exercised_by_a_test():
         "parallel.replicas_differ",
         "reduce.own_fault",
         "wgrad.own_fault",
+        "diagnosis.unknown",
+        "loss.gradient_scaled",
+        "fprop.recomputed_differs",
     }
     assert finding_ids() == exercised | elsewhere

@@ -225,3 +225,30 @@ def test_close_after_a_crash_keeps_the_error_of_the_training(recorder_of):
     assert loaded.ranks[0].steps == (0,)
     assert not loaded.ranks[0].complete
     assert any("did not end as planned" in note for note in loaded.notes)
+
+
+def test_the_records_of_a_step_that_failed_are_kept_apart(recorder_of):
+    out, recorder = recorder_of()
+    recorder.begin_step(0)
+    see(recorder, key(0), torch.ones(3))
+    recorder.end_step()
+    recorder.begin_step(1)
+    see(recorder, key(1), torch.tensor([1.0, float("nan")]))
+    recorder.close(complete=False)
+    rank = load_run(out).ranks[0]
+    assert rank.steps == (0,)
+    assert [record.key.step for record in rank.records] == [0]
+    assert [record.key.step for record in rank.unfinished] == [1]
+    assert rank.unfinished[0].digest.statistics.nans == 1
+    assert rank.unfinished[0].payload is None
+
+
+def test_the_records_of_a_step_that_was_only_begun_are_dropped(recorder_of):
+    out, recorder = recorder_of()
+    recorder.begin_step(0)
+    see(recorder, key(0), torch.ones(3))
+    recorder.end_step()
+    recorder.begin_step(1)
+    see(recorder, key(1), torch.ones(3))
+    recorder.close(complete=True)
+    assert not load_run(out).ranks[0].unfinished

@@ -123,7 +123,7 @@ def test_a_script_runs_as_itself(tmp_path):
         timeout=120,
         check=False,
     )
-    assert done.returncode != 0
+    assert done.returncode == 2
     assert "no such piece" in done.stderr
     assert "Traceback" not in done.stderr
 

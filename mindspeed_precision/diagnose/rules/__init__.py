@@ -11,9 +11,11 @@ from mindspeed_precision.diagnose.rules import (
     operations,
     optimizer,
     own,
+    recomputed,
     replicas,
     undetermined,
     unmoved,
+    unreached,
 )
 from mindspeed_precision.diagnose.rules.registry import finding_ids, run_rules
 
@@ -22,9 +24,11 @@ MODULES = (
     gradients,
     layouts,
     operations,
+    unreached,
     optimizer,
     unmoved,
     own,
+    recomputed,
     replicas,
     configuration,
     coverage,

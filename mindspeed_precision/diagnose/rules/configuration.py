@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -11,32 +11,8 @@ from mindspeed_precision.align.compatible import different_frameworks
 from mindspeed_precision.diagnose.facts import Facts
 from mindspeed_precision.diagnose.rules.registry import rule
 from mindspeed_precision.dump.reader import Run
+from mindspeed_precision.meanings import Effect, Meaning, load_meanings
 from mindspeed_precision.records import INIT_STEP, Finding, Phase, Severity
-
-ARGUMENTS = (
-    "lr", "min_lr", "lr_*", "weight_decay*", "start_weight_decay", "end_weight_decay", "adam_*",
-    "sgd_momentum", "optimizer", "clip_grad", "seed", "data_parallel_random_init", "init_method_std",
-    "micro_batch_size", "global_batch_size", "rampup_batch_size", "seq_length", "train_iters",
-    "params_dtype", "fp16", "bf16", "fp8*", "loss_scale", "initial_loss_scale", "attention_dropout",
-    "hidden_dropout", "attention_softmax_in_fp32", "accumulate_allreduce_grads_in_fp32",
-    "grad_reduce_in_bf16", "gradient_accumulation_fusion", "normalization", "norm_epsilon",
-    "layernorm_epsilon", "apply_layernorm_1p", "swiglu", "num_layers", "hidden_size", "ffn_hidden_size",
-    "num_attention_heads", "num_query_groups", "position_embedding_type", "rotary_*",
-    "untie_embeddings_and_output_weights", "masked_softmax_fusion", "bias_gelu_fusion",
-    "bias_dropout_fusion", "bias_swiglu_fusion", "apply_rope_fusion", "use_flash_attn", "transformer_impl",
-    "attention_backend", "calculate_per_token_loss", "eod_mask_loss", "reset_position_ids",
-    "reset_attention_mask", "data_path", "split", "num_experts", "moe_*", "recompute_*",
-    "sequence_parallel", "use_distributed_optimizer", "deterministic_mode",
-)  # fmt: skip
-"""Arguments of Megatron that decide numbers (shell patterns); paths, ports and logging do not."""
-
-VARIABLES = (
-    "HCCL_*", "LCCL_*", "NCCL_*", "CUBLAS_*", "CUDA_DEVICE_MAX_CONNECTIONS", "NVIDIA_TF32_OVERRIDE",
-    "NVTE_*", "ATB_*", "CLOSE_*", "ASCEND_LAUNCH_BLOCKING", "PYTHONHASHSEED", "OMP_NUM_THREADS", "MKL_*",
-    "ONEDNN_*", "DNNL_*", "TORCHDYNAMO_DISABLE", "INF_NAN_MODE_*", "CUSTOM_MATMUL_SHUFFLE",
-    "TASK_QUEUE_ENABLE",
-)  # fmt: skip
-"""Environment variables that decide numbers."""
 
 _OWN_SWITCHES = {
     "environment": ("OMP_*", "MKL_*", "ONEDNN_*", "DNNL_*", "NVTE_*", "TORCHDYNAMO_*", "TASK_QUEUE_*"),
@@ -45,6 +21,23 @@ _OWN_SWITCHES = {
 """What two frameworks take differently even where they have it both: it says nothing across them."""
 
 _MOST = 12
+
+
+def _decides(meaning: Meaning | None) -> bool:
+    """Tell whether a difference of that meaning may change numbers; of what no table knows it may."""
+    return meaning is None or meaning.effect is not Effect.CANNOT
+
+
+def _argument_decides(name: str) -> bool:
+    return _decides(load_meanings().argument(name))
+
+
+def _variable_decides(name: str) -> bool:
+    return _decides(load_meanings().variable(name))
+
+
+def _any(name: str) -> bool:
+    return True
 
 
 LAYOUT_ARGUMENTS = frozenset({"sequence_parallel", "use_distributed_optimizer"})
@@ -141,7 +134,7 @@ def configuration(facts: Facts) -> Iterable[Finding]:
         facts,
         id_="config.differs",
         what="arguments that decide numbers",
-        lines=_lines(one, two, ARGUMENTS),
+        lines=_lines(one, two, _argument_decides),
         remedy="make the arguments equal, or know why they are not",
     )
 
@@ -162,8 +155,8 @@ def environment(facts: Facts) -> Iterable[Finding]:
     """List the environment variables, and the switches of the framework, that decide numbers and differ."""
     lines = [
         line
-        for name, patterns in (("environment", VARIABLES), ("numerics", ("*",)))
-        for line in _lines(*_comparable(facts, name), patterns)
+        for name, decides in (("environment", _variable_decides), ("numerics", _any))
+        for line in _lines(*_comparable(facts, name), decides)
     ]
     yield from _differences(
         facts,
@@ -179,8 +172,8 @@ def versions(facts: Facts) -> Iterable[Finding]:
     """List the packages of which the runs used different versions."""
     if _foreign(facts):
         return  # that they differ is the question, not a finding: a note of the alignment names them
-    lines = _lines(_section(facts.baseline, "versions"), _section(facts.candidate, "versions"), ("*",))
-    lines += _lines(_section(facts.baseline, "framework"), _section(facts.candidate, "framework"), ("*",))
+    lines = _lines(_section(facts.baseline, "versions"), _section(facts.candidate, "versions"), _any)
+    lines += _lines(_section(facts.baseline, "framework"), _section(facts.candidate, "framework"), _any)
     yield from _differences(
         facts,
         id_="env.versions_differ",
@@ -209,18 +202,17 @@ def _section(run: Run, name: str) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _lines(one: Mapping[str, Any], two: Mapping[str, Any], patterns: Iterable[str]) -> list[str]:
+def _lines(one: Mapping[str, Any], two: Mapping[str, Any], decides: Callable[[str], bool]) -> list[str]:
     """Return ``name: a in the baseline, b in the candidate`` for the entries that differ.
 
     An entry that one side lacks counts only where the other one has a table of its own to lack it from.
     """
-    wanted = tuple(patterns)
     if not one or not two:
         return []
     return [
         f"{name}: {_value(one, name)} in the baseline, {_value(two, name)} in the candidate"
         for name in sorted({*one, *two})
-        if one.get(name) != two.get(name) and any(fnmatchcase(name, pattern) for pattern in wanted)
+        if one.get(name) != two.get(name) and decides(name)
     ]
 
 

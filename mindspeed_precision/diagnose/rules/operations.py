@@ -4,9 +4,47 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from mindspeed_precision.diagnose.facts import Facts, concerns, reason
+from mindspeed_precision.diagnose.facts import Facts, concerns, describe_factor, reason, scale_of
 from mindspeed_precision.diagnose.rules.registry import rule
 from mindspeed_precision.records import Finding, Origin, Phase, Role, Severity, Verdict
+
+
+@rule("dgrad.scaled", "loss.gradient_scaled")
+def scaled_backward(facts: Facts) -> Iterable[Finding]:
+    """Find gradients of activations that are a multiple of the baseline's although what made them agrees."""
+    origins = facts.origins_in(Phase.DGRAD, Role.GRAD_OUTPUT, Role.GRAD_INPUT)
+    scaled = [(origin, scale) for origin in origins if (scale := scale_of(origin.comparison)) is not None]
+    if not scaled:
+        return
+    first, scale = scaled[0]
+    enters = first.key.role is Role.GRAD_OUTPUT and not first.key.fqn
+    what = "the gradient of the loss that enters the model" if enters else _gradient(first)
+    known = f"{'measured on' if scale.measured else 'from'} {scale.source}"
+    factors = sorted({f"{scale.factor:.6g}" for _, scale in scaled})
+    yield Finding(
+        id="loss.gradient_scaled" if enters else "dgrad.scaled",
+        severity=Severity.ERROR,
+        confidence=0.95 if scale.measured else 0.7,
+        title=f"{what} is {scale.factor:.6g} times the baseline's",
+        evidence=(
+            f"candidate = {describe_factor(facts, scale.factor)} × baseline, the rest is rounding ({known})",
+            *((f"the factors are {', '.join(factors[:4])}",) if len(factors) > 1 else ()),
+            first.inputs,
+            *concerns([origin for origin, _ in scaled]),
+        ),
+        remedy="look for a factor: loss scale, 1 / number of microbatches or of tokens, 1 / size of a group, "
+        "normalisation over microbatches and ranks"
+        if enters
+        else "look for a factor in its backward: a reduction that is missing or doubled, a scale",
+        where=first.key,
+        explains=tuple(origin.key for origin, _ in scaled),
+    )
+
+
+def _gradient(origin: Origin) -> str:
+    name = origin.key.fqn or "the model"
+    sent = origin.key.role is Role.GRAD_INPUT
+    return f"the gradient that {name} sends back" if sent else f"the gradient that reaches {name}"
 
 
 @rule("fprop.value", "dgrad.value", "fprop.loss")
@@ -24,10 +62,25 @@ def values(facts: Facts) -> Iterable[Finding]:
         ),
         (
             "dgrad.value",
-            facts.origins_in(Phase.DGRAD, Role.GRAD_INPUT),
+            [o for o in facts.origins_in(Phase.DGRAD, Role.GRAD_INPUT) if scale_of(o.comparison) is None],
             "the backward pass of {} gives another gradient of its input from the same gradient "
             "of its output",
             "compare its backward implementation: fusion, kernel, dtype, missing or doubled collectives",
+        ),
+        (
+            "fprop.value",
+            facts.origins_in(Phase.FPROP, Role.INPUT),
+            "what {} receives differs although all that was computed before it agrees: an operation between "
+            "modules, or a transfer between pipeline stages, gives another result",
+            "compare what computes it: activation function, mask, rotary embedding, what is received",
+        ),
+        (
+            "dgrad.value",
+            [o for o in facts.origins_in(Phase.DGRAD, Role.GRAD_OUTPUT) if scale_of(o.comparison) is None],
+            "the gradient that reaches {} differs although all that was computed before it agrees: the "
+            "backward of an operation between modules gives another result",
+            "compare the backward of what follows it: loss, activation function, residual connection, a "
+            "branch that is cut off the graph, what is sent and received",
         ),
         (
             "fprop.loss",

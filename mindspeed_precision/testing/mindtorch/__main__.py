@@ -7,35 +7,23 @@ import os
 import runpy
 import sys
 import traceback
-from pathlib import Path
-from typing import NoReturn
 
 from mindspeed_precision.errors import PrecisionError
 from mindspeed_precision.testing import mindtorch
+from mindspeed_precision.testing.launcher import refuse, script_and_pieces
 
 USAGE = "usage: python -m mindspeed_precision.testing.mindtorch [--without PIECE]... SCRIPT ARGS..."
 
 
 def main(arguments: list[str]) -> None:
     """Install the layer and run ``SCRIPT`` as ``__main__`` with its own arguments and directory."""
-    left_out = []
-    while len(arguments) > 1 and arguments[0] == "--without":
-        left_out.append(arguments[1])
-        arguments = arguments[2:]
-    if not arguments or not Path(arguments[0]).is_file():
-        _refuse(USAGE if not arguments else f"{arguments[0]}: no such script; {USAGE}")
-    sys.path[0] = str(Path(arguments[0]).resolve().parent)  # where python itself would have put it
+    script, left_out = script_and_pieces(arguments, USAGE)
     try:
         mindtorch.install(except_pieces=left_out)
     except PrecisionError as error:
-        _refuse(str(error))
-    sys.argv = arguments
-    leave(_status_of(arguments[0]))
-
-
-def _refuse(message: str) -> NoReturn:
-    sys.stderr.write(f"{message}\n")
-    sys.exit(2)
+        refuse(str(error))
+    sys.argv = script
+    leave(_status_of(script[0]))
 
 
 def _status_of(script: str) -> int:

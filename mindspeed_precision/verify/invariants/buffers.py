@@ -166,11 +166,11 @@ def every_parameter_has_a_gradient(facts: RunFacts) -> Answer:
         trainable = [p.fqn for p in rank.parameters if p.trainable and not p.tied_to]
         for step in steps:
             exercised += len(trainable)
-            for fqn in trainable:
+            for index, fqn in enumerate(trainable):
                 if (step, fqn) in came:
                     continue
                 found = reduced.get((step, fqn))
-                gap = _gap(step, fqn, number)
+                gap = _gap(step, fqn, number, len(trainable) - index)
                 if facts.dropped(gap.where) or facts.dropped(replace(gap.where, microbatch=0)):
                     continue
                 if found is not None and not zero(found):
@@ -205,7 +205,8 @@ def _reduced(rank: RankRecords) -> dict[tuple[int, str], TensorRecord]:
     }
 
 
-def _gap(step: int, fqn: str, rank: int) -> Failure:
+def _gap(step: int, fqn: str, rank: int, from_the_end: int) -> Failure:
+    """Return a parameter without a gradient; of several that are cut off the last is nearest to the cut."""
     role = Role.BGRAD if fqn.endswith(".bias") else Role.WGRAD
     where = RecordKey(step=step, phase=Phase.WGRAD, fqn=fqn, role=role)
-    return Failure(where=where, rank=rank, seq=0, found="no dW in any microbatch")
+    return Failure(where=where, rank=rank, seq=from_the_end, found="no dW in any microbatch")

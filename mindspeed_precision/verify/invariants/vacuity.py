@@ -1,0 +1,123 @@
+"""What a run did not exercise: no check may look like agreement about it."""
+
+from __future__ import annotations
+
+from mindspeed_precision.records import Finding, Phase, Role, Severity
+from mindspeed_precision.verify.invariants.registry import invariant
+from mindspeed_precision.verify.registry import Answer
+from mindspeed_precision.verify.run_facts import RunFacts
+
+_GRADIENTS = (
+    (Phase.WGRAD, Role.WGRAD),
+    (Phase.WGRAD, Role.BGRAD),
+    (Phase.ACCUMULATE, Role.MAIN_GRAD),
+    (Phase.REDUCE, Role.REDUCED_GRAD),
+)
+
+
+@invariant(
+    "vacuous.no_records",
+    "vacuous.no_gradient",
+    "vacuous.lr_zero",
+    "vacuous.no_update",
+    holds="the run has steps with gradients that are not zero and updates at a learning rate above zero",
+    unit="steps",
+)
+def exercised(facts: RunFacts) -> Answer:
+    """Say what the run never did."""
+    steps = facts.steps
+    if not steps:
+        finding = _vacuous("vacuous.no_records", "no whole step was recorded", "record at least one step")
+        return Answer(exercised=0, findings=(finding,), skipped="no whole step was recorded")
+    findings = [
+        finding for finding in (_gradients(facts), _rates(facts), _updates(facts)) if finding is not None
+    ]
+    return Answer(exercised=len(steps), findings=tuple(findings))
+
+
+def _gradients(facts: RunFacts) -> Finding | None:
+    records = [record for kind in _GRADIENTS for _, record in facts.everywhere(*kind)]
+    if not records:
+        return _vacuous(
+            "vacuous.no_gradient",
+            "no gradient was recorded: the backward pass is unseen",
+            "set capture.wgrad=true",
+        )
+    known = [(record, record.digest.statistics) for record in records]
+    if all(statistics is not None and statistics.zeros == record.numel for record, statistics in known):
+        return _vacuous(
+            "vacuous.no_gradient", "every gradient is zero", "look at the loss, its mask and requires_grad"
+        )
+    return None
+
+
+def _rates(facts: RunFacts) -> Finding | None:
+    rates = [r for _, r in facts.everywhere(Phase.OPTIMIZER, Role.HYPERPARAMETER) if r.key.slot == "lr"]
+    if not rates or any(record.value != 0 for record in rates):
+        return None
+    return _vacuous(
+        "vacuous.lr_zero",
+        "the learning rate is zero in every recorded step: no update was exercised",
+        "record a step after the warm-up begins, or set a learning rate",
+    )
+
+
+def _updates(facts: RunFacts) -> Finding | None:
+    seen = {
+        role
+        for role in (Role.PARAM, Role.HYPERPARAMETER)
+        if next(facts.everywhere(Phase.OPTIMIZER, role), None)
+    }
+    if seen != {Role.PARAM}:
+        return None
+    return _vacuous(
+        "vacuous.no_update",
+        "the optimizer was called and updated nothing in any recorded step",
+        "record steps that fp16 does not skip for overflow (a smaller --initial-loss-scale); of an optimizer "
+        "that is none of torch.optim's no update can be seen",
+    )
+
+
+@invariant(
+    "coverage.run_stopped",
+    holds="every rank recorded until the run ended as planned",
+    unit="ranks",
+)
+def ended(facts: RunFacts) -> Answer:
+    """Name the ranks whose records end early, or are not there."""
+    size = max(rank.coordinates.world_size for rank in facts.ranks.values())
+    stopped = [number for number, rank in facts.ranks.items() if not rank.complete]
+    last = {number: max(rank.steps, default=-1) for number, rank in facts.ranks.items()}
+    if not stopped and len(set(last.values())) == 1:
+        return Answer(
+            exercised=len(facts.ranks), skipped="" if len(facts.ranks) == size else _missing(facts, size)
+        )
+    whole = (
+        f"step {max(facts.steps)} is the last one that every rank has" if facts.steps else "no step is whole"
+    )
+    finding = Finding(
+        id="coverage.run_stopped",
+        severity=Severity.WARNING,
+        confidence=1.0,
+        title=f"{len(stopped)} of {len(facts.ranks)} ranks did not end as planned"
+        if stopped
+        else "the records of the ranks end at different steps",
+        evidence=(whole, f"ranks {', '.join(map(str, stopped or sorted(last)))}"),
+        remedy="what is said of this run is said of its whole steps alone; look at the log for why it ended",
+    )
+    return Answer(exercised=len(facts.ranks), failed=max(len(stopped), 1), findings=(finding,))
+
+
+def _missing(facts: RunFacts, size: int) -> str:
+    return f"{len(facts.ranks)} of {size} ranks were recorded"
+
+
+def _vacuous(id_: str, title: str, remedy: str) -> Finding:
+    return Finding(
+        id=id_,
+        severity=Severity.WARNING,
+        confidence=1.0,
+        title=title,
+        evidence=("that nothing was found would prove nothing",),
+        remedy=remedy,
+    )
