@@ -33,6 +33,7 @@ class ParameterRow:
         master: dtype of the copy that the optimizer updates; empty where it updates the parameter itself, or
             nothing says.
         grouped: whether some rank's optimizer has it in a group; None: nothing says.
+        copied: on every rank that has it, it is a copy of another stage's parameter, kept equal.
         times: in how many groups of one rank it is at most, counted where the ranges overlap.
     """
 
@@ -45,6 +46,7 @@ class ParameterRow:
     multipliers: Mapping[str, Any] = field(default_factory=dict)
     master: str = ""
     grouped: bool | None = None
+    copied: bool = False
     times: int = 0
 
 
@@ -152,6 +154,7 @@ def _row(fqn: str, member: _Member, *, told: bool, updated: bool) -> ParameterRo
         multipliers=multipliers,
         master=member.master,
         grouped=grouped,
+        copied=placement is not None and bool(placement.copy_of),
         times=member.times,
     )
 

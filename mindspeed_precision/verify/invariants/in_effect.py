@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from mindspeed_precision.config import DROP
 from mindspeed_precision.meanings import Effect, load_meanings
 from mindspeed_precision.records import Finding, Phase, RecordKey, Role, Severity
 from mindspeed_precision.verify.forwarded import Lost, lost_arguments
@@ -187,7 +188,8 @@ def _recomputed(facts: RunFacts) -> tuple[int, list[Finding]]:
     settings = facts.run.manifest.get("settings")
     capture = settings.get("capture", {}) if isinstance(settings, dict) else {}
     asked = config.get("recompute_granularity") == "full" and config.get("recompute_method")
-    if not asked or not capture.get("modules", False) or capture.get("rules"):
+    dropped = any(rule.get("level") == DROP for rule in capture.get("rules") or ())
+    if not asked or not capture.get("modules", False) or dropped:
         return 0, []
     calls = [record.key for _, record in facts.everywhere(Phase.FPROP, Role.OUTPUT)]
     if not calls or any(key.recomputed for key in calls):

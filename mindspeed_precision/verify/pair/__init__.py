@@ -7,9 +7,10 @@ from mindspeed_precision.verify.pair import (
     data,
     environment,
     groups,
+    modules,
     schedules,
     weights,
 )
 from mindspeed_precision.verify.pair.registry import PAIR
 
-__all__ = ["PAIR", "configuration", "data", "environment", "groups", "schedules", "weights"]
+__all__ = ["PAIR", "configuration", "data", "environment", "groups", "modules", "schedules", "weights"]

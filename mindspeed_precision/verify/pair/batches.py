@@ -118,6 +118,14 @@ class BatchPair:
         )
         return one, two
 
+    def size(self, slot: str, step: int) -> tuple[int, int]:
+        """Return how many elements of a slot each run has in a step."""
+        one, two = (
+            sum(b.slots[slot].numel for place, b in side.items() if place[0] == step and slot in b.slots)
+            for side in (self.baseline, self.candidate)
+        )
+        return one, two
+
 
 def _shape(batch: Microbatch) -> tuple[int, ...] | None:
     return None if batch.content is None else batch.content.shape

@@ -180,6 +180,8 @@ def _by_step(facts: PairFacts, pair: BatchPair) -> Answer:
                 evidence=(
                     f"first: step {apart[0]}; {len(apart)} of {len(facts.steps)} steps differ",
                     "the runs cut a step into other microbatches, so that whole steps are compared",
+                    f"elements of step {apart[0]}: {pair.size(slot, apart[0])[0]} in the baseline, "
+                    f"{pair.size(slot, apart[0])[1]} in the candidate",
                 ),
                 remedy=_REMEDIES[kind],
                 where=key_of(place, slot),

@@ -223,7 +223,7 @@ def group_lines(facts: PairFacts, *, every: bool) -> tuple[str, ...]:
         every: also the rows that do not differ.
     """
     one, two = facts.rows[Side.BASELINE], facts.rows[Side.CANDIDATE]
-    names = list(dict.fromkeys([*one, *two]))
+    names = list(dict.fromkeys([*facts.row_names(Side.BASELINE), *facts.row_names(Side.CANDIDATE)]))
     rows = [(fqn, _cells(one.get(fqn)), _cells(two.get(fqn))) for fqn in names]
     shown = [row for row in rows if every or row[1] != row[2]]
     if not shown:

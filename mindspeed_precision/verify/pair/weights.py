@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mindspeed_precision.align.vocabulary import padding_of
+from mindspeed_precision.align.vocabulary import Padding
 from mindspeed_precision.records import INIT_STEP, Finding, Phase, RecordKey, Role, Severity, Side
 from mindspeed_precision.verify.pair.evidence import listed, shortened
 from mindspeed_precision.verify.pair.registry import pair_check
@@ -40,6 +40,7 @@ _REMEDIES = {
     Way.SPREAD: "compare the initialisation: --init-method-std, a tensor that is never initialised, dtype",
     Way.OTHER: "load the same checkpoint in both runs, or use the same seed and order of initialisation",
 }
+_OTHER_LAYOUT = "; in another layout Megatron draws other numbers of one seed: begin with init_from=RUN"
 
 
 @pair_check(
@@ -60,14 +61,15 @@ def weights(facts: PairFacts) -> Answer:
         return Answer(exercised=0, findings=tuple(findings), skipped=skipped)
     found = [difference(fqn, one, two) for fqn, one, two in compared]
     apart = [one for one in found if one.way is not Way.SAME]
-    padded = _padded(facts)
-    apart = [one for one in apart if one.fqn not in padded or one.way is not Way.SHAPE]
+    padded = facts.padding
+    if padded is not None:
+        apart = [one for one in apart if one.fqn not in padded.names or one.way is not Way.SHAPE]
     for way in Way:
         alike = [one for one in apart if one.way is way]
         if alike:
-            findings.append(_finding(way, alike, len(found)))
-    if padded:
-        findings.append(_padding(facts, padded))
+            findings.append(_finding(facts, way, alike, len(found)))
+    if padded is not None:
+        findings.append(_padding(padded))
     return Answer(
         exercised=len(found),
         findings=tuple(findings),
@@ -94,7 +96,7 @@ def _missing(facts: PairFacts) -> list[Finding]:
         for side in Side
     }
     for side, mine, other in ((Side.BASELINE, one, two), (Side.CANDIDATE, two, one)):
-        alone = [fqn for fqn in mine if fqn not in other]
+        alone = [fqn for fqn in facts.row_names(side) if fqn not in other]
         if not alone:
             continue
         lines = []
@@ -117,7 +119,7 @@ def _missing(facts: PairFacts) -> list[Finding]:
     return findings
 
 
-def _finding(way: Way, found: Sequence[WeightDifference], total: int) -> Finding:
+def _finding(facts: PairFacts, way: Way, found: Sequence[WeightDifference], total: int) -> Finding:
     names = list(dict.fromkeys(one.fqn for one in found))
     sure = all(one.sure for one in found)
     lines = [f"{one.fqn}: {one.detail}" if one.detail else one.fqn for one in found]
@@ -134,7 +136,7 @@ def _finding(way: Way, found: Sequence[WeightDifference], total: int) -> Finding
             *shortened(lines),
             *(() if sure else ("estimated: with elements (capture.level=tensor) it is decided",)),
         ),
-        remedy=_REMEDIES[way],
+        remedy=_REMEDIES[way] + (_OTHER_LAYOUT if facts.other_layout and way is Way.OTHER else ""),
         where=_key(names[0]),
     )
 
@@ -161,22 +163,16 @@ def _dtypes(facts: PairFacts) -> list[Finding]:
     ]
 
 
-def _padded(facts: PairFacts) -> frozenset[str]:
-    padding = padding_of(facts.baseline, facts.candidate)
-    return frozenset() if padding is None else padding.names
-
-
-def _padding(facts: PairFacts, names: frozenset[str]) -> Finding:
-    padding = padding_of(facts.baseline, facts.candidate)
-    assert padding is not None
+def _padding(padding: Padding) -> Finding:
+    names = sorted(padding.names)
     return Finding(
         id="config.vocabulary_padding",
         severity=Severity.ERROR,
         confidence=0.9,
         title=f"{padding.text}: Megatron's softmax sums over all of them",
-        evidence=tuple(sorted(names)),
+        evidence=tuple(names),
         remedy="pad both alike (--make-vocab-size-divisible-by times the tensor-parallel size)",
-        where=_key(sorted(names)[0]),
+        where=_key(names[0]),
     )
 
 
