@@ -100,6 +100,8 @@ class CaptureSettings:
     wgrad: bool
     optimizer: bool
     batch: bool
+    verify_products: bool
+    verify_sums: bool
     live_warnings: bool
 
     def on_rank(self, rank: int) -> CaptureSettings:
@@ -109,12 +111,13 @@ class CaptureSettings:
     def level_of(self, key: RecordKey) -> Level | None:
         """Return how much to keep of ``key``, or None to drop it; the last rule that applies wins.
 
-        Rules are taken for those of this rank (``on_rank``).
+        Rules are taken for those of this rank (``on_rank``). Of what is left of a law the number is kept at
+        least: it was asked for by a setting of its own.
         """
-        for rule in reversed(self.rules):
-            if rule.applies(key):
-                return rule.level
-        return self.level
+        level = next((rule.level for rule in reversed(self.rules) if rule.applies(key)), self.level)
+        if key.role is Role.RESIDUAL and level is Level.FINGERPRINT:
+            return Level.STATISTICS
+        return level
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,6 +214,8 @@ class _Capture:
     wgrad: bool = True
     optimizer: bool = True
     batch: bool = True
+    verify_products: bool = False
+    verify_sums: bool = False
     live_warnings: bool = True
 
 

@@ -93,6 +93,8 @@ class Groups:
         lane = self._lanes.shared(rank.coordinates)
         self.held[lane] |= {placed.copy_of or name if placed else name for name, placed in placements.items()}
         for record in last.values():
+            if record.key.role is Role.RESIDUAL:
+                continue  # what rounding left, for `check`: it is of one run alone
             name = parameter_of(record.key, placements)
             if name is not None:
                 self._add_parameter(number, rank.coordinates, record, placements[name], name)

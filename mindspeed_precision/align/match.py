@@ -297,7 +297,8 @@ class _LeftOut:
 
 def _by_key(rank: RankRecords, steps: Sequence[int], start: int | None) -> dict[RecordKey, TensorRecord]:
     wanted = set(steps)
-    ordered = sorted((r for r in rank.records if r.key.step in wanted), key=lambda record: record.seq)
+    kept = (r for r in rank.records if r.key.step in wanted and r.key.role is not Role.RESIDUAL)
+    ordered = sorted(kept, key=lambda record: record.seq)
     return {record.key: record for record in (*initial(rank, start), *ordered)}
 
 

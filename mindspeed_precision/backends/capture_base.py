@@ -100,6 +100,30 @@ class CaptureBackend(Backend, Protocol):
         """Return a copy that later writes to ``tensor`` do not change."""
         ...
 
+    # laws that are checked while training
+
+    def product_excess(self, product: Any, left: Any, right: Any, sides: Sequence[Any] = ()) -> Any:
+        """Return how far ``product`` is from ``left.T @ right`` by random signs (``record.freivalds``).
+
+        Args:
+            product: ``[out, in]``.
+            left: ``[tokens, out]``.
+            right: ``[tokens, in]``.
+            sides: ``[out, in]`` each, sums whose difference ``product`` is: they were rounded.
+
+        Returns:
+            A one-element tensor: the largest residual over its bound; above 1 it is no such product. NaN
+            where something is not finite.
+        """
+        ...
+
+    def not_the_sum(self, total: Any, before: Any, added: Any) -> Any:
+        """Return how many elements of ``total`` are not ``before + added``, rounded to its dtype.
+
+        A one-element integer tensor; a NaN equals a NaN.
+        """
+        ...
+
     # autograd
 
     def grad_enabled(self) -> bool:

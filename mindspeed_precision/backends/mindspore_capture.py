@@ -14,9 +14,13 @@ from typing import Any
 import mindspore
 import numpy as np
 from mindspore import Tensor
+from numpy.typing import NDArray
 
+from mindspeed_precision.backends.base import HostTensor
 from mindspeed_precision.backends.capture_base import Handle, ObserveProduct
 from mindspeed_precision.backends.mindspore import MindSporeBackend
+from mindspeed_precision.record.elements import UNIT_ROUNDOFF, to_bits, to_numbers
+from mindspeed_precision.record.freivalds import excess
 
 _local = threading.local()
 """What is going on in this thread: the observer of matrix products, the depth of backward passes."""
@@ -66,6 +70,38 @@ class MindSporeTape(MindSporeBackend):
     def copy(self, tensor: Tensor) -> Tensor:
         """Return a copy, in C order and unknown to the tape."""
         return Tensor(tensor.asnumpy().copy(), tensor.dtype)
+
+    def product_excess(
+        self, product: Tensor, left: Tensor, right: Tensor, sides: Sequence[Tensor] = ()
+    ) -> Tensor:
+        """Compare on the host: in debug mode no operator is pending."""
+        matrix, one, two = (self._numbers(tensor) for tensor in (product, left, right))
+        rows = [np.linalg.norm(self._numbers(side), axis=1) for side in sides]
+        if not all(np.isfinite(values).all() for values in (matrix, one, two)):
+            return Tensor(np.array([np.nan]))
+        result = UNIT_ROUNDOFF.get(self.dtype(product), UNIT_ROUNDOFF["float32"])
+        found = excess(
+            matrix,
+            one,
+            two,
+            accumulator=min(result, UNIT_ROUNDOFF["float32"]),
+            result=result,
+            further=2 * result * np.sum(rows, axis=0) if rows else None,
+        )
+        return Tensor(np.array([found.ratio]))
+
+    def not_the_sum(self, total: Tensor, before: Tensor, added: Tensor) -> Tensor:
+        """Add again on the host."""
+        sums = self._numbers(before) + self._numbers(added)
+        dtype = self.dtype(total)
+        narrow = sums.astype(np.float64 if dtype == "float64" else np.float32)
+        expected = to_numbers(HostTensor(bits=to_bits(narrow, dtype), dtype=dtype)).astype(np.float64)
+        found = self._numbers(total)
+        same = (expected == found) | (np.isnan(expected) & np.isnan(found))
+        return Tensor(np.array([int((~same).sum())], dtype=np.int64))
+
+    def _numbers(self, tensor: Tensor) -> NDArray[np.float64]:
+        return to_numbers(self.to_host(self.snapshot(tensor))).astype(np.float64)
 
     def inside_backward(self) -> bool:
         """Tell whether a backward pass runs, as far as `observe_backward_pass` sees it begin."""

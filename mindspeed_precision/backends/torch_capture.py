@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from mindspeed_precision.backends import torch_laws
 from mindspeed_precision.backends.capture_base import Handle, ObserveProduct
 from mindspeed_precision.backends.torch import TorchBackend
 from mindspeed_precision.backends.torch_api import TorchApi
@@ -62,6 +63,20 @@ class TorchCapture(TorchBackend, TorchApi):
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a copy."""
         return tensor.detach().clone()
+
+    def product_excess(
+        self,
+        product: torch.Tensor,
+        left: torch.Tensor,
+        right: torch.Tensor,
+        sides: Sequence[torch.Tensor] = (),
+    ) -> torch.Tensor:
+        """Compare on the tensors' own device."""
+        return torch_laws.product_excess(product, left, right, sides)
+
+    def not_the_sum(self, total: torch.Tensor, before: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
+        """Add again, as ``add_`` does."""
+        return torch_laws.not_the_sum(total, before, added)
 
     def inside_backward(self) -> bool:
         """Tell whether this thread is running an autograd graph."""
@@ -137,6 +152,7 @@ class TorchCapture(TorchBackend, TorchApi):
             "device": parameter.device.type,
             "num_threads": torch.get_num_threads(),
             "mkldnn": bool(torch.backends.mkldnn.enabled),
+            "float32_matmul_precision": torch_laws.matmul_precision(parameter.device),
             "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
             "cpu_capability": torch.backends.cpu.get_cpu_capability(),
             "digest_kernel": self.digest_kernel,

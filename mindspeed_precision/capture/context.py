@@ -38,6 +38,7 @@ class CaptureContext:
         reducing: gradients are being reduced; what runs meanwhile belongs to the reduction.
         gathering: parameters are being gathered; they are recorded as parameters.
         schedule: attributes of the learning rate's schedule, as plain data, once the loop has stepped it.
+        waiting_sums: by parameter, copies of main_grad and of the dW that is being added to it.
         gathers_late: after the optimizer's step a rank has its own range of a parameter alone: the gather of
             the others runs beside the next forward.
         placements: by parameter, where this rank's tensor sits in the canonical one.
@@ -62,6 +63,7 @@ class CaptureContext:
         self.coverage = CoverageWitness()
         self.optimizer: Any = None
         self.schedule: dict[str, Any] = {}
+        self.waiting_sums: dict[str, tuple[Any, Any]] = {}
         self.reducing = False
         self.gathering = False
         self.gathers_late = False

@@ -60,6 +60,9 @@ def _before(context: CaptureContext, fqn: str, parameter: Any) -> Callable[[Any]
         accumulated = context.backend.gradient(parameter)
         if accumulated is not None:
             observe_main_grad(context, fqn, accumulated, "before", microbatch)
+            if context.settings.verify_sums:
+                copies = context.backend.copy(accumulated), context.backend.copy(grad)
+                context.waiting_sums[fqn] = copies  # until the sum is there, which is soon
 
     return before
 
@@ -90,6 +93,10 @@ def observe_main_grad(
         microbatch=microbatch,
         occurrence=number(fqn, microbatch),
     )
+    copies = context.waiting_sums.pop(fqn, None) if slot == "after" else None
+    if copies is not None:
+        wrong = context.backend.not_the_sum(accumulated, *copies)
+        context.observe(Phase.ACCUMULATE, fqn, Role.RESIDUAL, wrong, slot="sum", microbatch=microbatch)
 
 
 def observe_grad_ready(

@@ -111,6 +111,7 @@ class _GemmWitness:
         observe_operands(self._context, self._call, left.t(), right)
         wgrad = compute()
         self._context.observe_call(self._call, Phase.WGRAD, Role.WGRAD, wgrad)
+        verify_product(self._context, self._call, wgrad, left.t(), right)
         self.gemms += 1
         return wgrad
 
@@ -130,6 +131,31 @@ def observe_operands(context: CaptureContext, call: Call, grad_output: Any, tota
     """
     context.observe_call(call, Phase.WGRAD, Role.GRAD_OUTPUT, grad_output)
     context.observe_call(call, Phase.WGRAD, Role.INPUT, total_input)
+
+
+def verify_product(
+    context: CaptureContext,
+    call: Call,
+    wgrad: Any,
+    grad_output: Any,
+    total_input: Any,
+    sides: tuple[Any, ...] = (),
+) -> None:
+    """Record how far dW is from the product of its operands, where that is asked for.
+
+    Args:
+        context: the run.
+        call: of the linear.
+        wgrad: ``[out, in]``; under fusion a difference.
+        grad_output: ``[tokens, out]``.
+        total_input: ``[tokens, in]``.
+        sides: ``main_grad`` after and before, whose difference ``wgrad`` is.
+    """
+    if context.settings.verify_products:
+        left = grad_output.reshape(-1, grad_output.shape[-1])
+        right = total_input.reshape(-1, total_input.shape[-1])
+        found = context.backend.product_excess(wgrad, left, right, sides)
+        context.observe_call(call, Phase.WGRAD, Role.RESIDUAL, found, "product")
 
 
 def observe_fused_gemm(
@@ -154,9 +180,9 @@ def observe_fused_gemm(
     observe_main_grad(context, parameter, main_grad, "before", call.microbatch)
     before = context.backend.copy(main_grad)
     result = wrapped(*args, **kwargs)
-    context.observe_call(
-        call, Phase.WGRAD, Role.WGRAD, context.backend.difference(main_grad, before), note=DIFFERENCE
-    )
+    added = context.backend.difference(main_grad, before)
+    context.observe_call(call, Phase.WGRAD, Role.WGRAD, added, note=DIFFERENCE)
+    verify_product(context, call, added, grad_output, total_input, (main_grad, before))
     observe_main_grad(context, parameter, main_grad, "after", call.microbatch)
     context.coverage.saw_wgrad(parameter, call.microbatch)
     _running.fused_gemms = getattr(_running, "fused_gemms", 0) + 1

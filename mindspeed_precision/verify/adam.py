@@ -38,6 +38,8 @@ class Numbers:
         count: updates so far, this one included; the t of the bias corrections.
         coupled: weight decay is added to the gradient (Adam with L2), not to the parameter (AdamW).
         corrected: moments are divided by their bias corrections.
+        early_eps: eps is added to the root before its bias correction (``nn.Adam`` of MindSpore; Kingma and
+            Ba, the end of section 2).
     """
 
     lr: float
@@ -48,6 +50,7 @@ class Numbers:
     count: float
     coupled: bool = False
     corrected: bool = True
+    early_eps: bool = False
 
     @classmethod
     def of(cls, numbers: Mapping[str, float], *, coupled: bool = False) -> Numbers | None:
@@ -133,8 +136,12 @@ def parameter_after(
     two, two_error = numbers.correction(numbers.beta2)
     decayed = before if numbers.coupled else before * (1 - numbers.lr * numbers.weight_decay)
     with np.errstate(divide="ignore", invalid="ignore"):
-        step = numbers.lr * (first / one) / (np.sqrt(second / two) + numbers.eps)
-    relative = 16 * SINGLE + one_error + two_error + (4 * moments if moments > SINGLE else 0.0)
+        root = np.sqrt(second)
+        added = (
+            (root + numbers.eps) / np.sqrt(two) if numbers.early_eps else root / np.sqrt(two) + numbers.eps
+        )
+        step = numbers.lr * (first / one) / added
+    relative = 32 * SINGLE + 2 * (one_error + two_error) + (4 * moments if moments > SINGLE else 0.0)
     error = (4 * SINGLE + 2 * kept) * (np.abs(before) + np.abs(decayed - step)) + relative * np.abs(step)
     # a root of a flushed exp_avg_sq, and lr that float32 rounds
     return Bounded(value=decayed - step, error=error + SINGLE * np.abs(step))

@@ -8,8 +8,11 @@ from dataclasses import dataclass
 
 from mindspeed_precision.records import Finding, RecordKey, Severity, TensorRecord
 
-SHOWN = 6
-"""Places that a finding lists by name."""
+SHOWN = 3
+"""Places of which a finding says what is there."""
+
+NAMED = 6
+"""Places, steps and ranks that it names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,14 +83,14 @@ def _evidence(found: list[Failure]) -> list[str]:
     ranks = sorted({one.rank for one in found})
     steps = sorted({one.where.step for one in found})
     if len(found) > 1:
-        more = f", … {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        more = f", … {len(names) - NAMED} more" if len(names) > NAMED else ""
         lines.append(
             f"{len(found)} places: steps {_numbers(steps)}, ranks {_numbers(ranks)}, "
-            f"{', '.join(names[:SHOWN])}{more}"
+            f"{', '.join(names[:NAMED])}{more}"
         )
     return lines
 
 
 def _numbers(values: list[int]) -> str:
-    shown = ", ".join(map(str, values[:SHOWN]))
-    return f"{shown}, … {values[-1]}" if len(values) > SHOWN else shown
+    shown = ", ".join(map(str, values[:NAMED]))
+    return f"{shown}, … {values[-1]}" if len(values) > NAMED else shown

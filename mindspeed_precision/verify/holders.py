@@ -81,7 +81,8 @@ def local_gradients(facts: RunFacts) -> Mapping[int, list[tuple[int, TensorRecor
     """Return what each rank had accumulated when its last microbatch was done, by step."""
     last: dict[tuple[int, int, str], TensorRecord] = {}
     for number, record in facts.everywhere(Phase.ACCUMULATE, Role.MAIN_GRAD):
-        if record.key.slot == "after":
+        ended = record.key.microbatch == facts.ranks[number].microbatches.get(record.key.step, 0) - 1
+        if record.key.slot == "after" and ended:
             last[record.key.step, number, record.key.fqn] = record
     found: dict[int, list[tuple[int, TensorRecord]]] = defaultdict(list)
     for (step, number, _), record in last.items():

@@ -9,8 +9,9 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from mindspeed_precision.backends.base import HostTensor
+from mindspeed_precision.config import capture_rules
 from mindspeed_precision.dump.reader import RankRecords, Run
-from mindspeed_precision.records import INIT_STEP, ParameterDeclaration, Phase, Role, TensorRecord
+from mindspeed_precision.records import INIT_STEP, ParameterDeclaration, Phase, RecordKey, Role, TensorRecord
 
 Kind = tuple[Phase, Role]
 T = TypeVar("T")
@@ -83,6 +84,11 @@ class RunFacts:
             DumpError: the file that should hold them does not.
         """
         return None if record.payload is None else self.ranks[rank].payload(record)
+
+    def dropped(self, key: RecordKey) -> bool:
+        """Tell whether a rule of the run left a record out: that it is absent says nothing then."""
+        rules = self.once("rules", lambda: capture_rules(self.run.manifest.get("settings")))
+        return next((rule.level is None for rule in reversed(rules) if rule.applies(key)), False)
 
     @property
     def config(self) -> Mapping[str, Mapping[str, Any]]:

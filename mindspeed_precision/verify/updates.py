@@ -110,7 +110,8 @@ def _of_parameter(
         found = by_step.get(step)
         if found is None:
             continue
-        if found.gradient is not None and "lr" in found.numbers:
+        seen = found.gradient is not None and "lr" in found.numbers
+        if seen and found.gradient is not None:
             yield Update(
                 rank=rank,
                 fqn=fqn,
@@ -124,4 +125,8 @@ def _of_parameter(
                 first=first and began in (None, 0),
             )
             first = False
-        state.update(found.states)
+            state = dict(found.states)
+        elif found.gradient is not None or found.numbers or Role.EXP_AVG in found.states:
+            state, first = {}, False  # an update of which a part was not recorded
+        else:
+            state.update(found.states)  # a step that was skipped

@@ -28,6 +28,7 @@ FOUNDATION = {
     "backends.npu",
     "record.elements",
     "record.fingerprint",
+    "record.freivalds",
     "record.merge",
     "record.placement",
     "record.sketch",

@@ -60,7 +60,7 @@ def test_preset_loads_by_name_and_by_path(preset):
 
 
 def test_the_presets():
-    names = ["across-frameworks", "first-divergence", "full-dump", "full-size", "quick", "reference"]
+    names = ["across-frameworks", "check", "first-divergence", "full-dump", "full-size", "quick", "reference"]
     assert [path.stem for path in PRESETS] == names
     quick = load_settings("quick").capture
     assert quick.level_of(key()) is Level.FINGERPRINT
@@ -79,6 +79,14 @@ def test_the_presets():
     for role in (Role.PARAM, Role.MASTER_PARAM, Role.EXP_AVG, Role.EXP_AVG_SQ):
         assert reference.level_of(key(phase=Phase.OPTIMIZER, role=role, step=3)) is Level.TENSOR
     assert reference.level_of(key(phase=Phase.WGRAD, role=Role.WGRAD)) is Level.STATISTICS
+    check = load_settings("check").capture
+    for phase, role in (
+        (Phase.WGRAD, Role.INPUT),
+        (Phase.ACCUMULATE, Role.MAIN_GRAD),
+        (Phase.CLIP, Role.MAIN_GRAD),
+    ):
+        assert check.level_of(key(phase=phase, role=role)) is Level.TENSOR
+    assert check.level_of(key(phase=Phase.FPROP, role=Role.OUTPUT)) is Level.STATISTICS
     across = load_settings("across-frameworks")
     assert across.determinism.zero_dropout
     assert across.capture.level_of(key(phase=Phase.FPROP, role=Role.OUTPUT, step=0)) is Level.TENSOR
@@ -168,7 +176,7 @@ def test_a_missing_file_lists_the_presets():
     with pytest.raises(ConfigError) as caught:
         load_settings("no-such-preset")
     assert "no-such-preset" in str(caught.value)
-    assert "across-frameworks, first-divergence, full-dump, full-size, quick" in caught.value.remedy
+    assert "across-frameworks, check, first-divergence, full-dump, full-size, quick" in caught.value.remedy
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,7 @@ CASES = {
         settings=PP,
         fault="lossy_transfer",
         found=("parallel.stage_received_other",),
-        where=(0, 0, "decoder"),
+        where=(0, 0, "decoder.layers.1"),
         often=False,
     ),
     "dp same data": Case(

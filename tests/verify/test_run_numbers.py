@@ -225,3 +225,29 @@ def test_what_a_run_reported_of_itself(tmp_path):
     found = findings_of(reporting(tmp_path / "run", GAP, GAP, DRAWN), GAP["id"], DRAWN["id"])
     assert found[GAP["id"]].evidence == ("reported by the run while running",)
     assert set(found) == {GAP["id"], DRAWN["id"]}
+
+
+def gathering(directory, *, late):
+    """Return two ranks that update half of the parameters each, and gather them in the next forward pass.
+
+    ``late``: each recorded all of them after the step, half of which were stale; else what it updated alone.
+    """
+    builder = RunBuilder(
+        ranks(2), parameters=("a", "b"), config={"ddp_config": {"overlap_param_gather": True}}
+    )
+    for rank, own in enumerate("ab"):
+        for name in "ab":
+            if late or name == own:
+                fresh = ONES[:4] * (2 if name == own else 1)
+                builder.add("param", "optimizer", name, fresh, rank=rank)
+            builder.add("reduced_grad", "reduce", name, ONES[:4], rank=rank)
+    return builder.write(directory)
+
+
+def test_parameters_that_are_gathered_later(tmp_path):
+    late = gathering(tmp_path / "late", late=True)
+    assert not findings_of(late, "parallel.replicas_differ")
+    assert "overlap_param_gather" in outcome_of(late, "parallel.replicas_differ").skipped
+    own = gathering(tmp_path / "own", late=False)
+    assert not findings_of(own, "parallel.replicas_differ")
+    assert not outcome_of(own, "parallel.replicas_differ").skipped

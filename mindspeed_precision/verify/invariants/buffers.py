@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from dataclasses import replace
 
 from mindspeed_precision.dump.reader import RankRecords
 from mindspeed_precision.record.fingerprint import is_zero
@@ -36,7 +37,7 @@ def buffer_is_empty_at_first(facts: RunFacts) -> Answer:
             if (one.step, one.fqn) in seen:
                 continue
             seen.add((one.step, one.fqn))
-            if one.before is None:
+            if one.before is None or one.microbatch:  # the first microbatch was not recorded
                 continue
             exercised += 1
             if not zero(one.before):
@@ -71,7 +72,7 @@ def buffer_is_left_alone(facts: RunFacts) -> Answer:
         for one in accumulations(rank):
             earlier = left.get(one.fqn)
             left[one.fqn] = one
-            if earlier is None or earlier.step != one.step or earlier.after is None or one.before is None:
+            if earlier is None or earlier.after is None or one.before is None or not _follows(earlier, one):
                 continue
             exercised += 1
             if earlier.after.digest.fingerprint != one.before.digest.fingerprint:
@@ -89,6 +90,14 @@ def buffer_is_left_alone(facts: RunFacts) -> Answer:
         failed=len(failures),
         skipped="" if exercised else "no step had two accumulations of one parameter",
     )
+
+
+def _follows(earlier: Accumulation, one: Accumulation) -> bool:
+    """Tell whether no accumulation comes between, nor the step begins anew."""
+    if earlier.step != one.step or earlier.after is None or one.before is None:
+        return False
+    again = one.before.key.occurrence > earlier.after.key.occurrence  # a tied, fused weight has two
+    return one.microbatch == earlier.microbatch + 1 or (one.microbatch == earlier.microbatch and again)
 
 
 def _changed(after: TensorRecord, before: TensorRecord) -> tuple[str, str]:
@@ -120,7 +129,9 @@ def one_gradient_of_each_microbatch(facts: RunFacts) -> Answer:
             last[one.step, one.fqn] = one
         exercised += len(counts)
         for (step, fqn), found in counts.items():
-            expected = rank.microbatches.get(step, 0)
+            example = last[step, fqn].last.key
+            wanted = (replace(example, microbatch=number) for number in range(rank.microbatches.get(step, 0)))
+            expected = sum(not facts.dropped(key) for key in wanted)
             if len(found) < expected:
                 text = f"{len(found)} of {expected} microbatches"
                 failures.append(failure(last[step, fqn].last, number, text, "microbatches are missing"))
@@ -155,14 +166,17 @@ def every_parameter_has_a_gradient(facts: RunFacts) -> Answer:
         trainable = [p.fqn for p in rank.parameters if p.trainable and not p.tied_to]
         for step in steps:
             exercised += len(trainable)
-            for fqn in trainable:
+            for index, fqn in enumerate(trainable):
                 if (step, fqn) in came:
                     continue
                 found = reduced.get((step, fqn))
+                gap = _gap(step, fqn, number, len(trainable) - index)
+                if facts.dropped(gap.where) or facts.dropped(replace(gap.where, microbatch=0)):
+                    continue
                 if found is not None and not zero(found):
                     unseen.add(fqn)  # it has one, which came on a way that is not observed
                     continue
-                failures.append(_gap(step, fqn, number))
+                failures.append(gap)
     skipped = f"dW of {len(unseen)} parameters came on a way that is not observed" if unseen else ""
     return Answer(
         exercised=exercised,
@@ -191,7 +205,8 @@ def _reduced(rank: RankRecords) -> dict[tuple[int, str], TensorRecord]:
     }
 
 
-def _gap(step: int, fqn: str, rank: int) -> Failure:
+def _gap(step: int, fqn: str, rank: int, from_the_end: int) -> Failure:
+    """Return a parameter without a gradient; of several that are cut off the last is nearest to the cut."""
     role = Role.BGRAD if fqn.endswith(".bias") else Role.WGRAD
     where = RecordKey(step=step, phase=Phase.WGRAD, fqn=fqn, role=role)
-    return Failure(where=where, rank=rank, seq=0, found="no dW in any microbatch")
+    return Failure(where=where, rank=rank, seq=from_the_end, found="no dW in any microbatch")

@@ -84,11 +84,33 @@ def _unusable(facts: RunFacts, found: Sequence[Held], unplaced: set[str]) -> str
         return "not every rank recorded"
     if not found:
         return "no reduced gradient was recorded"
+    if not _complete(facts, found):
+        return "not every gradient was recorded"
     if any(one.record.digest.statistics is None for one in found):
         return "no statistics were kept of the reduced gradients (capture.level=statistics)"
     if not all(is_finite(one.record) for one in found):
         return "a gradient is not finite"
     return ""
+
+
+def _complete(facts: RunFacts, found: Sequence[Held]) -> bool:
+    """Tell whether every part of every trainable parameter is there."""
+    covered: dict[tuple[object, ...], set[tuple[int, int]]] = defaultdict(set)
+    sizes: dict[tuple[object, ...], int] = {}
+    for one in found:
+        covered[one.place].add(one.range)
+        sizes[one.place] = one.placement.local_numel
+    names = {one.name for one in found}
+    trained = {
+        (p.placement.copy_of if p.placement else "") or p.fqn
+        for rank in facts.ranks.values()
+        for p in rank.parameters
+        if p.trainable and not p.tied_to
+    }
+    whole = all(
+        sum(stop - start for start, stop in ranges) == sizes[place] for place, ranges in covered.items()
+    )
+    return whole and trained <= names
 
 
 def chosen(rank: int, facts: RunFacts, found: Sequence[Held]) -> list[Held]:

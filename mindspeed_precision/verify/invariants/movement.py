@@ -74,6 +74,8 @@ def others_stay(facts: RunFacts) -> Answer:
         return Answer(exercised=0, skipped=reason)
     rates = _rates(facts)
     forced = loaded_states(facts.run)
+    # whoever updates a parameter may be a rank that did not record, or an optimizer that is not observed
+    complete = bool(rates) and len(facts.ranks) == next(iter(facts.ranks.values())).coordinates.world_size
     failures: list[Failure] = []
     exercised = 0
     for number, rank in facts.ranks.items():
@@ -92,6 +94,8 @@ def others_stay(facts: RunFacts) -> Answer:
                 continue
             placement = known[key.fqn].placement
             name = (placement.copy_of if placement else "") or known[key.fqn].tied_to or key.fqn
+            if known[key.fqn].trainable and not complete:
+                continue
             rate = max(rates.get((key.step, name), 0.0), rates.get((key.step, key.fqn), 0.0))
             if rate > 0 and known[key.fqn].trainable:
                 continue

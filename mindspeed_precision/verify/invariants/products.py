@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from mindspeed_precision.dump.reader import RankRecords
+from mindspeed_precision.record.freivalds import TF32, Excess, excess
 from mindspeed_precision.records import Phase, Role, TensorRecord
 from mindspeed_precision.verify.elements import Vector, is_finite, numbers, rounded, roundoff
 from mindspeed_precision.verify.failures import Failure, failure, findings_of
-from mindspeed_precision.verify.freivalds import Excess, excess
 from mindspeed_precision.verify.gradients import Gemm, gemms
 from mindspeed_precision.verify.invariants.registry import invariant
 from mindspeed_precision.verify.registry import Answer
@@ -19,9 +19,6 @@ from mindspeed_precision.verify.run_facts import RunFacts
 
 PRODUCT = "product"
 """Slot of what ``capture.verify_products`` found while training: the worst residual over its bound."""
-
-_TF32 = 2.0**-11
-"""Roundoff of an operand of ten bits, which a device may use for float32 unless it is told not to."""
 
 
 @invariant(
@@ -42,7 +39,8 @@ def wgrad_is_a_product(facts: RunFacts) -> Answer:
             if found is not None:
                 exercised += 1
                 if not found.ratio <= 1:
-                    failures.append(failure(one.wgrad, number, _text(found)))
+                    kind = "" if found.factor is None else f"it is {found.factor:.4g} times the product"
+                    failures.append(failure(one.wgrad, number, _text(found), kind))
             elif counted is not None:
                 exercised += 1
                 if counted > 1:
@@ -94,7 +92,7 @@ def _of_elements(facts: RunFacts, rank: int, one: Gemm) -> Excess | None:
         right,
         accumulator=roundoff("float64" if one.wgrad.dtype == "float64" else "float32"),
         result=roundoff(one.wgrad.dtype),
-        operands=0.0 if precise else _TF32,
+        operands=0.0 if precise else TF32,
         further=_rounded_sum(facts, rank, one),
     )
 
@@ -220,17 +218,17 @@ def fused_gemm_runs_once(facts: RunFacts) -> Answer:
     failures: list[Failure] = []
     exercised = 0
     for number, rank in facts.ranks.items():
-        seen: set[tuple[object, ...]] = set()
+        before: tuple[object, ...] = ()
         for one in gemms(rank):
             if not one.fused:
                 continue
             exercised += 1
             bits = one.grad_output.digest.fingerprint, one.received.digest.fingerprint
-            if (one.wgrad.key, bits) in seen:
+            earlier, before = before, (one.wgrad.key, bits)
+            if before == earlier:
                 failures.append(
                     failure(one.wgrad, number, "the same operands were multiplied and added before")
                 )
-            seen.add((one.wgrad.key, bits))
     return Answer(
         exercised=exercised,
         findings=findings_of(

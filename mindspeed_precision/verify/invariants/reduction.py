@@ -138,7 +138,10 @@ def _explained(one: _Sum, factor: float) -> str:
     known = one.factor
     wrong: list[tuple[str, Vector]] = []
     if np.isfinite(known) and known:
-        text = f"it is {known / factor:.6g} times what it should be"
+        summed = abs(known - 1) < 1e-3 < abs(factor - 1)
+        text = (
+            f"it is {known / factor:.4g} times what it should be{': the sum, not the mean' if summed else ''}"
+        )
         wrong.append((text, known * every))
     if partial == EMBEDDING_GROUP:
         wrong.append(("it lacks the stage that shares the embedding", factor * stage))

@@ -54,7 +54,11 @@ def replicas_differ(facts: RunFacts) -> Answer:
 
 
 def _has_late(run: Run) -> bool:
-    return any(_is_late(record) for rank in run.ranks.values() for record in rank.records)
+    """Tell whether each rank recorded all parameters whole after a step, and not what it updated alone."""
+    return all(
+        {record.key.fqn for record in rank.records if _is_late(record)} >= {p.fqn for p in rank.parameters}
+        for rank in run.ranks.values()
+    )
 
 
 def _without_late(run: Run) -> Run:
@@ -67,7 +71,7 @@ def _without_late(run: Run) -> Run:
 
 
 def _is_late(record: TensorRecord) -> bool:
-    """Tell whether it is a whole parameter after a step; newer runs record what the rank updated alone."""
+    """Tell whether it is a whole parameter after a step."""
     return record.key.phase is Phase.OPTIMIZER and record.key.role is Role.PARAM and record.part is None
 
 
