@@ -15,7 +15,7 @@ def once_more_for_each(wrapped, instance, args, kwargs):
     for bucket in instance.buckets:
         parts = bucket.grad_data.chunk(4)  # as if each were a bucket of its own
         for times, part in enumerate(reversed(parts)):
-            part *= bucket.gradient_scaling_factor**times
+            part.mul_(bucket.gradient_scaling_factor**times)
     return wrapped(*args, **kwargs)
 
 
