@@ -105,7 +105,7 @@ long: $(VENV)/.dev $(MCORE_TREES) ## tests that take longer still: each piece of
 layouts: $(VENV)/.dev $(MCORE_TREES) ## every layout of up to four processes, healthy and with faults, and what was found where
 	$(BIN)/python -W ignore -m pytest -n 0 -m long tests/align/test_layout_matrix.py $(ARGS)
 
-bench: $(VENV)/.dev $(MSPROBE)/.ready $(MCORE)/$(DEMO_MCORE)/megatron/core/package_info.py ## what capture costs, beside the bare step and msprobe (half an hour; ARGS="--only statistics" …)
+bench: $(VENV)/.dev $(MSPROBE)/.ready $(MCORE)/$(DEMO_MCORE)/megatron/core/package_info.py ## what capture costs, beside the bare step and msprobe (a quarter of an hour; ARGS="--only statistics" …)
 	@export PYTHONPATH="$(CURDIR):$(MSP_MCORE)/$(DEMO_MCORE)$${PYTHONPATH:+:$$PYTHONPATH}"
 	$(BIN)/python -W ignore benchmarks/digest_throughput.py
 	MSP_MSPROBE_PYTHON="$(CURDIR)/$(MSPROBE)/bin/python" $(BIN)/python -W ignore benchmarks/step_overhead.py $(ARGS)

@@ -33,7 +33,7 @@ def compare_table(model: dict[str, Any], msprobe: str | None, scratch: Path) -> 
     yield f"| ours, statistics | {records} | {_cpu(command):.2f} |"
     if msprobe is None:
         return
-    for level in ("L0", "mix"):
+    for level in ("L0", "L1", "mix"):
         out = scratch / f"compare-msprobe-{level}"
         _record(msprobe, model, out, "msprobe", [level, "statistics", "statistics"])
         dump = next((out / "step1").rglob("dump.json"))

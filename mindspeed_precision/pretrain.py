@@ -12,8 +12,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-import wrapt
-
 from mindspeed_precision.arguments import DebugRequest, command_line, requested
 from mindspeed_precision.errors import PrecisionError
 
@@ -82,6 +80,8 @@ def register_flags_with_megatron() -> None:
     imported.
     """
     if requested(command_line()) is not None:
+        import wrapt  # a tenth of a second to import: a laptop that compares runs needs none of it
+
         wrapt.when_imported("megatron.training.arguments")(_patch_parser)
 
 

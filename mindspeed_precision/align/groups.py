@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from mindspeed_precision.align.lanes import Experts, Lanes, layout_of
@@ -226,16 +226,24 @@ class Groups:
         for (lane, key), shards in self._activations.items():
             found[lane].append(self._merger.merge(key, shards, copies=True))
         for (lane, key), held in self._replicated.items():
-            if len({record.digest.fingerprint for _, record in held}) > 1 and key.role in _OF_BATCH:
-                self.unruled.setdefault(
-                    key, f"no layout rule for a {key.role.value} that ranks see differently"
-                )
-            else:
-                self._merger.check_replicas(key, held)
+            self._compare_whole(key, held)
             found[lane].append(self._merger.single(key, held))
         for (lane, key), held in self._left.items():
             found[lane].append(self._merger.single(key, held))
         return found
+
+    def compare_copies(self) -> None:
+        """Compare the copies alone; ``replicas`` and ``compared`` say what was found."""
+        for (_, key), shards in (*self._parameters.items(), *self._activations.items()):
+            self._merger.compare(key, shards)
+        for (_, key), held in self._replicated.items():
+            self._compare_whole(key, held)
+
+    def _compare_whole(self, key: RecordKey, held: Sequence[tuple[int, TensorRecord]]) -> None:
+        if len({record.digest.fingerprint for _, record in held}) > 1 and key.role in _OF_BATCH:
+            self.unruled.setdefault(key, f"no layout rule for a {key.role.value} that ranks see differently")
+        else:
+            self._merger.check_replicas(key, held)
 
     def notes(self, side: Side) -> Iterable[str]:
         """Say what was lost by merging."""

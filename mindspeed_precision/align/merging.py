@@ -54,10 +54,7 @@ class Merger:
             shards: what the ranks hold of it, replicas among them.
             copies: keep replicas that differ as records of their own.
         """
-        places: dict[tuple[object, ...], list[Shard]] = defaultdict(list)
-        for shard in shards:
-            places[shard.place].append(shard)
-        terms = [self._terms(key, members) for members in places.values()]
+        terms = self.compare(key, shards)
         shape = shards[0].part.placement.shape
         reason = _problem(terms, shape)
         if reason:
@@ -68,6 +65,13 @@ class Merger:
             first, *others = self._copies(key, shards)
             return replace(first, copies=tuple(others))
         return self._merged(key, chosen, [len(found) for found in terms], shards)
+
+    def compare(self, key: RecordKey, shards: Sequence[Shard]) -> list[list[Shard]]:
+        """Compare the replicas of each shard; return one of each, by place: terms of its sum, or itself."""
+        places: dict[tuple[object, ...], list[Shard]] = defaultdict(list)
+        for shard in shards:
+            places[shard.place].append(shard)
+        return [self._terms(key, members) for members in places.values()]
 
     def _merged(
         self, key: RecordKey, chosen: tuple[Shard, ...], terms: Sequence[int], held: Sequence[Shard]

@@ -39,7 +39,7 @@ def replicas_of(run: Run) -> Replicas:
     groups = Groups(run, lanes=Lanes.TOKENS, experts=experts, spanning=spanning_modules(run), numbering=None)
     for number, rank in run.ranks.items():
         groups.add(number, rank)
-    groups.merged()
+    groups.compare_copies()
     return Replicas(compared=groups.compared, differing=tuple(groups.replicas))
 
 

@@ -220,10 +220,14 @@ def _npu_format(tensor: torch.Tensor) -> str:
 def _finish(device: torch.device, handles: Sequence[Sums]) -> Iterator[Digest]:
     if device.type != "cpu":  # digests may have been enqueued on several streams
         getattr(torch, device.type).synchronize(device)
+    sketched = [handle.sketch for handle in handles if handle.sketch is not None]
     with torch.inference_mode():
-        integers = _to_host([tensor for handle in handles for tensor in handle.integers])
-        floats = _to_host([tensor for handle in handles for tensor in handle.floats])
-        sketches = _sketches([handle.sketch for handle in handles if handle.sketch is not None])
+        integers, floats, values = _to_host(
+            [tensor for handle in handles for tensor in handle.integers],
+            [tensor for handle in handles for tensor in handle.floats],
+            sketched,
+        )
+    sketches = _sketches(sketched, values)
     integer = number = 0
     for handle in handles:
         integers_end = integer + sum(tensor.numel() for tensor in handle.integers)
@@ -233,15 +237,22 @@ def _finish(device: torch.device, handles: Sequence[Sums]) -> Iterator[Digest]:
         integer, number = integers_end, numbers_end
 
 
-def _sketches(sums: list[torch.Tensor]) -> Iterator[Sketch | None]:
-    roundoffs = [ROUNDOFF if values.dtype == torch.float64 else SINGLE_ROUNDOFF for values in sums]
-    values = _to_host(sums).astype(np.float64).reshape(-1, BUCKETS)
-    return iter([pack(row, roundoff=roundoff) for row, roundoff in zip(values, roundoffs, strict=True)])
+def _sketches(sums: list[torch.Tensor], values: NDArray[Any]) -> Iterator[Sketch | None]:
+    roundoffs = [ROUNDOFF if one.dtype == torch.float64 else SINGLE_ROUNDOFF for one in sums]
+    rows = values.astype(np.float64).reshape(-1, BUCKETS)
+    return iter([pack(row, roundoff=roundoff) for row, roundoff in zip(rows, roundoffs, strict=True)])
 
 
-def _to_host(tensors: list[torch.Tensor]) -> NDArray[Any]:
-    """Concatenate 1-d tensors of one device on the host, with one copy."""
-    return np.asarray(torch.cat(tensors).cpu().numpy()) if tensors else np.empty(0)
+def _to_host(*groups: list[torch.Tensor]) -> list[NDArray[Any]]:
+    """Concatenate the 1-d tensors of each group, all of one device, on the host: one copy, of their bytes."""
+    joined = [torch.cat(group) if group else None for group in groups]
+    parts = [one.view(torch.uint8) for one in joined if one is not None]
+    data, arrays, end = torch.cat(parts).cpu().numpy() if parts else np.empty(0, np.uint8), [], 0
+    for one in joined:
+        start, end = end, end + (0 if one is None else one.numel() * one.itemsize)
+        name = "float64" if one is None else str(one.dtype).removeprefix("torch.")
+        arrays.append(data[start:end].view(name))
+    return arrays
 
 
 def _digest(sums: Sums, integers: NDArray[np.int64], floats: NDArray[np.floating[Any]]) -> Digest:

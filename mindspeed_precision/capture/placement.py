@@ -29,8 +29,8 @@ from mindspeed_precision.record.placement import EMBEDDING_GROUP, TENSOR_GROUP
 from mindspeed_precision.records import Placement, RankCoordinates, Split
 
 _PLAIN = re.compile(
-    r"(?:.*\.)?(?:linear_qkv|linear_proj|linear_fc1|linear_fc2|linear_q|linear_kv|linear_q_proj|linear_q_up_proj"
-    r"|linear_kv_up_proj|word_embeddings|output_layer)\.(?:weight|bias)"
+    r"(?:.*\.)?(?:linear_qkv|linear_proj|linear_fc1|linear_fc2|linear_q|linear_kv|linear_q_proj|linear_q_down_proj"
+    r"|linear_q_up_proj|linear_kv_down_proj|linear_kv_up_proj|word_embeddings|output_layer)\.(?:weight|bias)"
     r"|(?:.*\.)?mixer\.(?:out_proj\.weight|dt_bias|A_log|D|norm\.weight)"
 )
 """Parameters of which it is known what they hold."""

@@ -15,7 +15,7 @@ from mindspeed_precision.certify.repetition import Repetition, repetition, share
 from mindspeed_precision.dump.format import INDEX
 from mindspeed_precision.dump.reader import Run, load_run
 from mindspeed_precision.errors import ConfigError
-from mindspeed_precision.records import CheckOutcome, Examination, Finding, Severity
+from mindspeed_precision.records import CheckOutcome, Examination, Finding
 
 SCHEMA = 1
 FILE = "certificate.json"
@@ -65,7 +65,7 @@ class Certificate:
     @property
     def certified(self) -> bool:
         """Whether every record of every step is bit-equal, and that says something."""
-        return not self.reasons and not any(f.severity is Severity.ERROR for f in self.findings)
+        return not self.reasons and not self.findings and all(one.whole for one in self.repetitions)
 
     @property
     def statement(self) -> str:

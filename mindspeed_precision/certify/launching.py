@@ -60,7 +60,13 @@ class Launching:
         self._command = self._as_given(list(words))
 
     def twice(self, steps: int | None) -> list[PlannedRun]:
-        """Return the same launch twice; until ``steps`` steps were made, where they are given."""
+        """Return the same launch twice; until ``steps`` steps were made, where they are given.
+
+        Raises:
+            ConfigError: ``steps`` is no number of steps.
+        """
+        if steps is not None and steps < 1:
+            raise ConfigError("no number of steps", where="--steps", found=str(steps), expected="at least 1")
         return [self._run(name, steps=steps) for name in ("first", "second")]
 
     def resumed(self, at: int, steps: int | None) -> list[PlannedRun]:

@@ -20,7 +20,7 @@ IDS = (
 )
 """Every finding that ``certify`` gives by itself."""
 
-_SHOWN = 4
+_SHOWN = 3
 _SCHEDULED = ("lr", "weight_decay", "lr_mult", "wd_mult", "max_lr", "min_lr")
 _STATES = (Role.EXP_AVG, Role.EXP_AVG_SQ, Role.MASTER_PARAM)
 
@@ -74,7 +74,7 @@ def _random_finding(
     evidence += [f"what was computed differs from here on: {one.key.describe()}" for one in drawn[:1]]
     return Finding(
         id=id_,
-        severity=Severity.ERROR if drawn else Severity.WARNING,
+        severity=Severity.ERROR,
         confidence=0.95,
         title=_TITLES[id_].format(where=random.key.describe(), name=repetition.name)
         + ("" if drawn else "; nothing that was computed differs by it yet"),
@@ -135,10 +135,10 @@ def _evidence(origin: Origin, origins: list[Origin], repetition: Repetition) -> 
     causes = [f for f in repetition.diagnosis.findings if origin.key in f.explains]
     for cause in causes[:1]:
         yield f"as a divergence this is {cause.id}: {cause.title}"
-    rest = [one.key.describe() for one in origins[1 : 1 + _SHOWN]]
+    rest = list(dict.fromkeys(one.key.fqn or "(model)" for one in origins[1:]))
     if rest:
-        more = len(origins) - 1 - len(rest)
-        yield f"likewise: {'; '.join(rest)}" + (f" and {more} more" if more > 0 else "")
+        more = " …" if len(rest) > _SHOWN else ""
+        yield f"likewise {len(origins) - 1} more, of {', '.join(rest[:_SHOWN])}{more}"
 
 
 def not_loaded(repetition: Repetition, *, expected: int) -> Finding:

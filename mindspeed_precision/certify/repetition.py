@@ -43,6 +43,11 @@ class Repetition:
         return len(self.diagnosis.comparisons) - len(self.different)
 
     @property
+    def whole(self) -> bool:
+        """Whether every record of either run has the same bits in the other."""
+        return self.equal == self.total > 0
+
+    @property
     def alone(self) -> int:
         """Records of the compared steps that one run alone has; a pair that is missing is among them."""
         missing = sum(one.verdict is Verdict.MISSING for one in self.different)

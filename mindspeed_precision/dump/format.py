@@ -11,8 +11,10 @@ from __future__ import annotations
 import base64
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import cache, lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -227,6 +229,8 @@ class StepMarker:
     microbatches: int
 
 
+_BINS = {str(number): number for number in range(256)}
+_DIGITS = re.compile("[0-9a-f]{16}")
 _ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 
 Line = Header | Parameters | PlaceDeclaration | TensorRecord | Problem | StepMarker
@@ -282,14 +286,14 @@ def parse_line(text: str | bytes, *, where: str, schema: int = SCHEMA, places: S
     """
     plain = load_object(text, where=where)
     kind = plain.pop("kind", None)
-    known = [name for name in KEYS if name != "placement" or schema >= _PLACES_SINCE]
-    if not isinstance(kind, str) or kind not in known:
+    if not isinstance(kind, str) or kind not in KEYS or (kind == "placement" and schema < _PLACES_SINCE):
+        known = [name for name in KEYS if name != "placement" or schema >= _PLACES_SINCE]
         raise DumpError(
             "no such kind of line", where=where, found=repr(kind), expected=f"one of {', '.join(known)}"
         )
     if kind == "header" and plain.get("schema") in READABLE:
         schema = plain["schema"]
-    check_keys(plain, _keys(kind, KEYS[kind], schema), where=where)
+    check_keys(plain, _keys(kind, schema), where=where)
     if kind == "record":
         return _record_from_plain(plain, where, places)
     if kind == "placement":
@@ -301,8 +305,10 @@ def parse_line(text: str | bytes, *, where: str, schema: int = SCHEMA, places: S
     return Problem(**plain) if kind == "problem" else StepMarker(**plain)
 
 
-def _keys(kind: str, keys: Mapping[str, tuple[type, ...]], schema: int) -> dict[str, tuple[type, ...]]:
-    """Return the keys that a kind of line has in a schema."""
+@cache
+def _keys(kind: str, schema: int) -> dict[str, tuple[type, ...]]:
+    """Return the keys that a kind of line, or a parameter, has in a schema."""
+    keys = PARAMETER_KEYS if kind == "parameter" else KEYS[kind]
     later = {name for since, added in SINCE.items() if since > schema for name in added.get(kind, ())}
     return {name: types for name, types in keys.items() if name not in later}
 
@@ -326,7 +332,7 @@ def _header_from_plain(plain: dict[str, Any], where: str) -> Header:
 
 
 def _parameter(plain: Any, where: str, schema: int) -> ParameterDeclaration:
-    check_keys(plain, _keys("parameter", PARAMETER_KEYS, schema), where=where)
+    check_keys(plain, _keys("parameter", schema), where=where)
     shape, placement = _integers(plain["shape"], where), plain.get("placement")
     if placement is not None and schema < _PLACES_SINCE:
         placement = _with_splits(placement, where)
@@ -441,16 +447,21 @@ def _part(values: list[Any], where: str) -> tuple[int, int]:
 
 def _layout(plain: dict[str, Any], where: str) -> Layout:
     check_keys(plain, LAYOUT_KEYS, where=where)
-    return Layout(**{**plain, "stride": _integers(plain["stride"], where)})
+    stride = _integers(plain["stride"], where)
+    return _layout_of(stride, plain["storage_offset"], plain["contiguous"], plain["format"])
+
+
+@lru_cache(maxsize=4096)
+def _layout_of(stride: tuple[int, ...], storage_offset: int, contiguous: bool, format_: str) -> Layout:
+    return Layout(stride=stride, storage_offset=storage_offset, contiguous=contiguous, format=format_)
 
 
 def _statistics(plain: dict[str, Any], where: str) -> Statistics:
     check_keys(plain, STATISTICS_KEYS, where=where)
-    exponents: dict[int, int] = {}
-    for name, count in plain["exponents"].items():
-        if not (name.isdecimal() and int(name) < 256 and type(count) is int):
-            raise DumpError("no bin of an exponent histogram", where=where, found=f"{name!r}: {count!r}")
-        exponents[int(name)] = count
+    counts = plain["exponents"]
+    if not (counts.keys() <= _BINS.keys() and set(map(type, counts.values())) <= {int}):
+        found = next(f"{n!r}: {c!r}" for n, c in counts.items() if n not in _BINS or type(c) is not int)
+        raise DumpError("no bin of an exponent histogram", where=where, found=found)
     return Statistics(
         minimum=_number(plain["minimum"], where),
         maximum=_number(plain["maximum"], where),
@@ -459,7 +470,7 @@ def _statistics(plain: dict[str, Any], where: str) -> Statistics:
         zeros=plain["zeros"],
         nans=plain["nans"],
         infs=plain["infs"],
-        exponents=exponents,
+        exponents={_BINS[name]: count for name, count in counts.items()},
     )
 
 
@@ -483,6 +494,8 @@ def _sketch(plain: dict[str, Any], where: str) -> Sketch:
 
 
 def _number(value: float | str, where: str) -> float:
+    if type(value) is float:
+        return value
     if isinstance(value, str) and value not in ("nan", "inf", "-inf"):
         raise DumpError(
             "not a number", where=where, found=repr(value), expected='a number, "nan", "inf" or "-inf"'
@@ -491,12 +504,12 @@ def _number(value: float | str, where: str) -> float:
 
 
 def _hexadecimal(text: str, where: str) -> int:
-    if len(text) != 16 or not set(text) <= set("0123456789abcdef"):
+    if _DIGITS.fullmatch(text) is None:
         raise DumpError("no fingerprint", where=where, found=repr(text), expected="16 hexadecimal digits")
     return int(text, 16)
 
 
 def _integers(values: list[Any], where: str) -> tuple[int, ...]:
-    if any(type(value) is not int for value in values):
+    if not set(map(type, values)) <= {int}:
         raise DumpError("not a list of integers", where=where, found=repr(values))
     return tuple(values)

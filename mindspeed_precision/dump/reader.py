@@ -12,6 +12,7 @@ from typing import Any
 
 from mindspeed_precision.backends.base import HostTensor
 from mindspeed_precision.config import NumberSet
+from mindspeed_precision.dump.collection import no_collection
 from mindspeed_precision.dump.format import (
     COMPLETE,
     COMPLETE_KEYS,
@@ -298,8 +299,9 @@ def _load_rank(directory: Path) -> RankRecords | None:
     torn = lines.pop()
     complete = _check_seal(directory / COMPLETE, data, len(lines))
     index = _Index(path=path)
-    for number, text in enumerate(lines, start=1):
-        index.add(text, number)
+    with no_collection():
+        for number, text in enumerate(lines, start=1):
+            index.add(text, number)
     if index.coordinates is None:
         return None
     return RankRecords(

@@ -9,24 +9,30 @@ from typing import Any
 from mindspeed_precision.errors import DumpError
 
 
+def _refuse(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    plain = dict(pairs)
+    if len(plain) != len(pairs):
+        raise ValueError("a key appears twice")
+    return plain
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse, object_pairs_hook=_unique)
+
+
 def load_object(text: str | bytes, *, where: str) -> dict[str, Any]:
     """Read a JSON object strictly: no duplicate keys, no ``NaN``.
 
     Raises:
         DumpError: it is something else.
     """
-
-    def refuse(name: str) -> None:
-        raise ValueError(f"{name} is no JSON")
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        plain = dict(pairs)
-        if len(plain) != len(pairs):
-            raise ValueError("a key appears twice")
-        return plain
-
     try:
-        plain = json.loads(text, parse_constant=refuse, object_pairs_hook=unique)
+        if isinstance(text, bytes):
+            text = text.decode(json.detect_encoding(text), "surrogatepass")
+        plain = _DECODER.decode(text)
     except (ValueError, RecursionError) as error:
         raise DumpError(f"not readable as JSON: {error}", where=where) from error
     if not isinstance(plain, dict):

@@ -9,8 +9,8 @@ from functools import cached_property
 
 from mindspeed_precision.launches.known import ANY_NUMBER, KnownArguments, known_arguments
 
-_WHOLE = re.compile(r"[+-]?\d+")
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 Value = bool | int | float | str | tuple[str, ...] | None
 

@@ -54,8 +54,9 @@ class Launch:
             here, nodes = self._option("nproc-per-node", 1), self._option("nnodes", 1)
             return None if here is None or nodes is None else here * nodes
         for name in ("WORLD_SIZE", "RANK_SIZE"):
-            if self.environment.get(name, "").isdigit():
-                return int(self.environment[name])
+            found = typed(self.environment.get(name, ""))
+            if isinstance(found, int) and not isinstance(found, bool):
+                return found
         return 1 if self.script else None
 
     def _option(self, name: str, default: int | None = None) -> int | None:

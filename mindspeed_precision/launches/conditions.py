@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import operator
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -48,14 +49,20 @@ def evaluate(text: str, lookup: Lookup) -> Any:
         ConfigError: it is no condition.
     """
     try:
-        return _value(ast.parse(text, mode="eval").body, lookup)
-    except SyntaxError as error:
+        return _value(_parsed(text), lookup)
+    except (SyntaxError, ValueError, RecursionError) as error:
         raise _no_condition(text) from error
 
 
 def names_of(text: str) -> frozenset[str]:
     """Return the names that a condition reads."""
-    return frozenset(node.id for node in ast.walk(ast.parse(text, mode="eval")) if isinstance(node, ast.Name))
+    return frozenset(node.id for node in ast.walk(_parsed(text)) if isinstance(node, ast.Name))
+
+
+def _parsed(text: str) -> ast.expr:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)  # Python's opinion of a script of the shell
+        return ast.parse(text, mode="eval").body
 
 
 def _value(node: ast.expr, lookup: Lookup) -> Any:

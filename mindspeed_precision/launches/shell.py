@@ -14,13 +14,17 @@ from dataclasses import dataclass, field
 
 from mindspeed_precision.errors import ConfigError
 from mindspeed_precision.launches.conditions import UndecidedError, evaluate
+from mindspeed_precision.launches.shell_tokens import (
+    ASSIGNMENT,
+    Token,
+    closing,
+    split,
+    without_heredocs,
+    without_redirections,
+)
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
-_HEREDOC = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
-_REDIRECTION = re.compile(r"\d*[<>]{1,2}(.*)", re.DOTALL)
-_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=")
 _KEYWORDS = {"if", "then", "else", "elif", "fi", "do", "done", "while", "until", "{", "}", "!", "esac"}
-_SEPARATORS = "\n;|&()"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,16 +59,6 @@ class ShellScript:
     sourced: list[tuple[str, int]] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class _Token:
-    """A word of the source with its quotes, or a separator; ``array``: what stands in the parentheses."""
-
-    text: str
-    line: int
-    separator: bool = False
-    array: bool = False
-
-
 def read_script(text: str, arguments: Sequence[str], environment: Mapping[str, str]) -> ShellScript:
     """Read a script.
 
@@ -86,8 +80,8 @@ class _Reader:
         self._script = ShellScript()
 
     def read(self, text: str) -> ShellScript:
-        command: list[_Token] = []
-        for token in _tokens(_without_heredocs(text)):
+        command: list[Token] = []
+        for token in split(without_heredocs(text)):
             if not token.separator:
                 command.append(token)
             elif command:
@@ -97,12 +91,12 @@ class _Reader:
             self._command(command)
         return self._script
 
-    def _command(self, tokens: list[_Token]) -> None:
-        tokens = _without_redirections(tokens)
+    def _command(self, tokens: list[Token]) -> None:
+        tokens = without_redirections(tokens)
         while tokens and tokens[0].text in _KEYWORDS:
             tokens = tokens[1:]
         assignments = []
-        while tokens and _ASSIGNMENT.match(tokens[0].text):
+        while tokens and ASSIGNMENT.match(tokens[0].text):
             assignments.append(tokens[0])
             tokens = tokens[1:]
         if not tokens:
@@ -125,17 +119,17 @@ class _Reader:
                 )
             )
 
-    def _declare(self, tokens: list[_Token]) -> None:
+    def _declare(self, tokens: list[Token]) -> None:
         exported = tokens[0].text == "export"
         for token in tokens[1:]:
-            if _ASSIGNMENT.match(token.text):
+            if ASSIGNMENT.match(token.text):
                 self._assign(token, exported=exported)
             elif exported and _NAME.fullmatch(token.text):
                 value = self._variables.get(token.text)
                 if isinstance(value, str):
                     self._export(token.text, value, token.line)
 
-    def _assign(self, token: _Token, *, exported: bool) -> None:
+    def _assign(self, token: Token, *, exported: bool) -> None:
         name, value = self._assignment(token)
         self._variables[name] = value
         # a variable that came with the environment stays exported when it is set again
@@ -149,14 +143,14 @@ class _Reader:
         self._script.exported.setdefault(name, []).append(line)
         self._script.assigned.pop(name, None)
 
-    def _assignment(self, token: _Token) -> tuple[str, str | list[str]]:
+    def _assignment(self, token: Token) -> tuple[str, str | list[str]]:
         name, _, source = token.text.partition("=")
         if token.array:
-            inner = [part for part in _tokens(source) if not part.separator]
+            inner = [part for part in split(source) if not part.separator]
             return name, [word for part in inner for word in self._expand(part)]
         return name, "".join(text for text, _ in self._pieces(source))
 
-    def _expand(self, token: _Token) -> Iterator[str]:
+    def _expand(self, token: Token) -> Iterator[str]:
         """Yield the words that a token becomes: what is not quoted splits at blanks."""
         if token.text in ('"$@"', "$@", '"${@}"'):
             yield from self._variables["@"]
@@ -203,10 +197,10 @@ class _Reader:
     def _variable(self, source: str, position: int) -> tuple[str, int]:
         """Return what ``$…`` at ``position`` stands for, and where it ends."""
         if source.startswith("((", position):
-            end = _closing(source, position)
+            end = closing(source, position)
             return self._arithmetic(source[position + 2 : end - 2]), end
         if source.startswith("(", position):
-            end = _closing(source, position)
+            end = closing(source, position)
             return f"${source[position:end]}", end
         if source.startswith("{", position):
             end = source.find("}", position) + 1 or len(source)
@@ -238,100 +232,9 @@ class _Reader:
         numbers = {
             name: int(value)
             for name, value in self._variables.items()
-            if isinstance(value, str) and re.fullmatch(r"-?\d+", value)
+            if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,18}", value)
         }
         try:
             return str(int(evaluate(text.replace("/", "//").strip(), numbers.get)))
         except (UndecidedError, ConfigError, ValueError, TypeError):
             return f"$(({source}))"
-
-
-def _without_redirections(tokens: list[_Token]) -> list[_Token]:
-    """Leave out ``> file``, ``2>&1`` and their like."""
-    kept: list[_Token] = []
-    target = False
-    for token in tokens:
-        redirection = _REDIRECTION.fullmatch(token.text)
-        if not target and redirection is None:
-            kept.append(token)
-        target = redirection is not None and not redirection.group(1)
-    return kept
-
-
-def _without_heredocs(text: str) -> str:
-    """Blank the lines of here-documents, so that lines keep their numbers."""
-    kept, until = [], ""
-    for line in text.splitlines():
-        if until:
-            until = "" if line.strip() == until else until
-            kept.append("")
-            continue
-        found = _HEREDOC.search(line)
-        if found and "<<<" not in line:
-            until = found.group(2)
-            kept.append(line[: found.start()] + line[found.end() :])
-            continue
-        kept.append(line)
-    return "\n".join(kept)
-
-
-def _tokens(text: str) -> Iterator[_Token]:
-    """Split a source into words with their quotes, and separators."""
-    position, line, word, begun = 0, 1, "", 1
-    while position < len(text):
-        letter = text[position]
-        if letter == "#" and not word:
-            position = text.find("\n", position)
-            if position < 0:
-                break
-            continue
-        if letter == "(" and _ASSIGNMENT.fullmatch(word):
-            end = _closing(text, position)
-            yield _Token(word + text[position + 1 : end - 1], begun, array=True)
-            line, position, word = line + text.count("\n", position, end), end, ""
-            continue
-        length = _chunk(text, position)
-        if length == 1 and (letter.isspace() or letter in _SEPARATORS):
-            if word:
-                yield _Token(word, begun)
-            word = ""
-            if letter in _SEPARATORS:
-                yield _Token(letter, line, separator=True)
-        else:
-            begun = begun if word else line
-            word += text[position : position + length]
-            if text[position : position + length] == "\\\n" and word == "\\\n":
-                word = ""
-        line += text.count("\n", position, position + length)
-        position += length
-    if word:
-        yield _Token(word, begun)
-
-
-def _chunk(text: str, position: int) -> int:
-    """Return how many letters at ``position`` belong together: quotes, an escape, an expansion."""
-    letter = text[position]
-    if letter == "\\" or text.startswith((">&", "<&"), position):
-        return 2
-    if letter == "'":
-        return (text.find("'", position + 1) + 1 or len(text)) - position
-    if letter == '"':
-        end = position + 1
-        while end < len(text) and text[end] != '"':
-            end += 2 if text[end] == "\\" else 1
-        return min(end + 1, len(text)) - position
-    if letter == "$" and text[position + 1 : position + 2] == "(":
-        return _closing(text, position + 1) - position
-    if letter == "$" and text[position + 1 : position + 2] == "{":
-        return (text.find("}", position) + 1 or len(text)) - position
-    return 1
-
-
-def _closing(text: str, position: int) -> int:
-    """Return the position behind the parenthesis that closes the one at ``position``."""
-    depth = 0
-    for end in range(position, len(text)):
-        depth += {"(": 1, ")": -1}.get(text[end], 0)
-        if not depth:
-            return end + 1
-    return len(text)

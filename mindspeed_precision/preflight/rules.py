@@ -102,6 +102,8 @@ def rules() -> tuple[Rule, ...]:
 
 def ask(chosen: Iterable[Rule], planned: Planned) -> Answer:
     """Ask some rules of one finding id; what they say with one severity and title is one finding."""
+    if not planned.launch.script and not planned.launch.arguments.given:
+        return Answer(exercised=0, applies=False)  # the environment alone is examined
     spoke: list[Rule] = []
     decided = 0
     undecided: list[str] = []

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -14,6 +13,7 @@ import numpy as np
 
 from mindspeed_precision.backends.base import Backend, Form, HostTensor, PlacingBackend
 from mindspeed_precision.config import Settings
+from mindspeed_precision.dump.collection import no_collection
 from mindspeed_precision.dump.encode import RecordLine, digest_text, form_text, origin_text
 from mindspeed_precision.dump.format import Problem
 from mindspeed_precision.dump.writer import RankWriter
@@ -57,18 +57,6 @@ def _texts(digests: Sequence[Digest]) -> Iterator[str]:
         if text is None:
             text = texts[id(digest)] = digest_text(digest)
         yield text
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Pause garbage collection: thousands of small objects, none in a cycle, would set it off many times."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 class Recorder:
@@ -197,7 +185,7 @@ class Recorder:
         """
         pending, self._pending = self._pending, []
         if self._wanted:
-            with _no_collection():
+            with no_collection():
                 self._write(pending)
             self._sites.end_step(len(pending))
         problems, self._problems = self._problems, []

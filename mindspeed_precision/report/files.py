@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import importlib.util
 from pathlib import Path
 from typing import Any
@@ -59,17 +60,23 @@ def _write(path: Path, text: str) -> Path:
 
 def _write_table(diagnosis: Diagnosis, out: Path) -> Path:
     """Write the table as parquet where pyarrow is installed, else as CSV."""
-    import pandas as pd  # a second to import: only where a table is written
-
-    frame = pd.DataFrame([_row(comparison) for comparison in diagnosis.comparisons])
-    parquet, csv = out / "comparisons.parquet", out / "comparisons.csv"
+    rows = [_row(comparison) for comparison in diagnosis.comparisons]
+    parquet, plain = out / "comparisons.parquet", out / "comparisons.csv"
     parquet.unlink(missing_ok=True)
-    csv.unlink(missing_ok=True)
+    plain.unlink(missing_ok=True)
     if importlib.util.find_spec("pyarrow") is not None:
-        frame.to_parquet(parquet)
+        import pandas as pd  # half a second to import: only where such a table is written
+
+        pd.DataFrame(rows).to_parquet(parquet)
         return parquet
-    frame.to_csv(csv, index=False)
-    return csv
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    with plain.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(
+            {name: "" if value != value else value for name, value in row.items()} for row in rows
+        )
+    return plain
 
 
 def _row(comparison: Comparison) -> dict[str, Any]:

@@ -31,9 +31,7 @@ def shrink_layers(arguments: Arguments, sizes: Parallel, changes: Changes) -> in
         )
     step = sizes.pp * sizes.chunks
     pattern, dense = _pattern(arguments), arguments.integer("first_k_dense_replace", 0)
-    least = 2
-    if pattern or dense:
-        least = 2
+    least = 2  # two show a boundary between layers, and a dense one before one with experts
     frequency = arguments.number("moe_layer_freq")
     if isinstance(frequency, int) and frequency > 1:
         least = max(least, frequency)

@@ -106,7 +106,7 @@ def shrink_parallel(launch: Launch, changes: Changes, *, devices: int, halve: bo
     if new.world > devices:
         new = old.with_least_replicas(1)
     while new.world > devices:
-        new = _halved(new, changes, devices=devices, allowed=halve)
+        new = _halved(new, devices=devices, allowed=halve)
     for short, name in _NAMES.items():
         before, after = getattr(old, short), getattr(new, short)
         if before != after:
@@ -128,7 +128,7 @@ def shrink_parallel(launch: Launch, changes: Changes, *, devices: int, halve: bo
     return new
 
 
-def _halved(sizes: Parallel, changes: Changes, *, devices: int, allowed: bool) -> Parallel:
+def _halved(sizes: Parallel, *, devices: int, allowed: bool) -> Parallel:
     even = [name for name in _NAMES if getattr(sizes, name) % 2 == 0]
     if not allowed or not even:
         raise ConfigError(

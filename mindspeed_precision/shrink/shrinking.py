@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from mindspeed_precision.errors import ConfigError
 from mindspeed_precision.launches import Arguments, Launch, read_launch
 from mindspeed_precision.preflight.planned import Planned
 from mindspeed_precision.preflight.rules import ask, rules
@@ -49,6 +50,9 @@ def shrink(
     Raises:
         ConfigError: the launch cannot be read, has no sizes, or does not fit.
     """
+    for name, number in (("--devices", devices), ("--vocabulary", vocabulary)):
+        if number is not None and number < 1:
+            raise ConfigError("no number of anything", where=name, found=str(number), expected="at least 1")
     launch = read_launch(words, environment)
     shrunk, changes, sizes = shrunk_launch(launch, devices=devices, halve=halve, vocabulary=vocabulary)
     answer = _checked(shrunk, sizes)

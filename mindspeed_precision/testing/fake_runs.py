@@ -76,6 +76,7 @@ def plant(
     step: int | None = None,
     microbatch: int | None = None,
     rank: int | None = None,
+    recomputed: bool | None = None,
     value: Callable[[Array], Array] | None = None,
     layout: Callable[[Layout], Layout] | None = None,
     drop: bool = False,
@@ -85,7 +86,12 @@ def plant(
 
     def where(at_rank: int, key: RecordKey) -> bool:
         names = ((key.fqn, fqn), (key.role.value, role), (key.phase.value, phase), (key.slot, slot))
-        numbers = ((key.step, step), (key.microbatch, microbatch), (at_rank, rank))
+        numbers: tuple[tuple[int, int | None], ...] = (
+            (key.step, step),
+            (key.microbatch, microbatch),
+            (at_rank, rank),
+            (key.recomputed, recomputed),
+        )
         return all(fnmatchcase(name, pattern) for name, pattern in names) and all(
             wanted is None or number == wanted for number, wanted in numbers
         )
@@ -168,6 +174,7 @@ class FakeRun:
         unwritten: parameters that the optimizer computes and never writes.
         dot_grad: gradients are accumulated as ``.grad``: the first microbatch's dW itself, then a new sum;
             else into a buffer of zeros.
+        recompute: the backward computes the outputs of the layers' linears once more.
         seed: of the initial parameters and the data.
         megatron_args: further arguments for the manifest.
         manifest: further keys of the manifest.
@@ -191,6 +198,7 @@ class FakeRun:
     strides_ignored: bool = False
     unwritten: frozenset[str] = frozenset()
     dot_grad: bool = False
+    recompute: bool = False
     seed: int = 1
     megatron_args: Mapping[str, Any] = field(default_factory=dict)
     manifest: Mapping[str, Any] = field(default_factory=dict)
@@ -471,9 +479,19 @@ class _Microbatch:
         tokens = trainer.data.integers(0, _VOCABULARY, _TOKENS + 1)
         self._tokens, self._labels = tokens[:-1], tokens[1:]
 
-    def _see(self, phase: Phase, role: Role, fqn: str, value: Array, slot: str = "", **more: Any) -> Array:
-        key = RecordKey(step=self._step, microbatch=self._number, phase=phase, role=role, fqn=fqn, slot=slot)
-        return self._recorder.see(key, value, **more)
+    def _see(
+        self, phase: Phase, role: Role, fqn: str, value: Array, slot: str = "", *, recomputed: bool = False
+    ) -> Array:
+        key = RecordKey(
+            step=self._step,
+            microbatch=self._number,
+            phase=phase,
+            role=role,
+            fqn=fqn,
+            slot=slot,
+            recomputed=recomputed,
+        )
+        return self._recorder.see(key, value)
 
     def run(self, main_grad: dict[str, Array]) -> dict[str, Array]:
         """Return ``main_grad`` (of what has one yet) with the gradient of this microbatch added."""
@@ -512,13 +530,15 @@ class _Microbatch:
 
     def _backward(self, tokens: Array, activations: list[Array], gradient: Array) -> dict[str, Array]:
         gradients: dict[str, Array] = {}
-        self._see(Phase.DGRAD, Role.GRAD_OUTPUT, "", gradient, "0")
+        gradient = self._see(Phase.DGRAD, Role.GRAD_OUTPUT, "", gradient, "0")
         *inner, hidden = activations
         flow = self._linear_backward(HEAD, gradient, hidden, gradients, bias=False)
         for layer in reversed(range(_LAYERS)):
             outer = f"decoder.layers.{layer}"
             flow = self._see(Phase.DGRAD, Role.GRAD_OUTPUT, outer, flow, "0")
             received, linear = inner[2 * layer], inner[2 * layer + 1]
+            if self._run.recompute:
+                linear = self._see(Phase.FPROP, Role.OUTPUT, _linear(layer), linear, "0", recomputed=True)
             through = (flow * (1 - np.tanh(linear) ** 2)).astype(np.float32)
             flow = flow + self._linear_backward(_linear(layer), through, received, gradients, bias=True)
             flow = self._see(Phase.DGRAD, Role.GRAD_INPUT, outer, flow, "0")

@@ -74,15 +74,15 @@ def _of_rank(facts: RunFacts, rank: int) -> Iterator[MicrobatchLoss]:
     counts = _by_moment(facts.of(rank, Phase.LOSS, Role.LOSS, slot="1"))
     masks = _by_moment(facts.of(rank, Phase.BATCH, Role.BATCH, slot=_MASK))
     outputs = _by_moment(_of_model(facts.of(rank, Phase.FPROP, Role.OUTPUT, slot="0")))
-    gradients = _of_model(facts.of(rank, Phase.DGRAD, Role.GRAD_OUTPUT, slot="0"))
+    arrived = _of_model(facts.of(rank, Phase.DGRAD, Role.GRAD_OUTPUT, slot="0"))
+    gradients = {(*_moment(record), record.shape): record for record in arrived}
     held = facts.ranks[rank]
     for moment, loss in _by_moment(facts.of(rank, Phase.LOSS, Role.LOSS, slot="")).items():
         if loss.value is None:
             continue
         output, mask = outputs.get(moment), masks.get(moment)
         # other chunks of the model, which have no name either, have gradients of other shapes
-        shape = None if output is None else output.shape
-        gradient = next((r for r in gradients if _moment(r) == moment and r.shape == shape), None)
+        gradient = None if output is None else gradients.get((*moment, output.shape))
         count = counts.get(moment)
         given = None if count is None else count.value
         tokens = given if given is not None else _sum(mask) if mask is not None else None

@@ -286,6 +286,22 @@ def test_the_path_of_accelerators_needs_no_value(dtype):
         tensor.sum().item()
 
 
+def test_a_step_is_copied_to_the_host_at_once(monkeypatch):
+    """Integers, numbers of two widths and sketches of many tensors come in one copy."""
+    tensors = [sample(dtype, 3, 41) for dtype in DTYPES]
+    both = {"statistics": True, "sketch": True}
+    wanted = [BACKEND.finish_digests([BACKEND.begin_digest(t, **both)])[0] for t in tensors]
+    copies, copy = [], torch.Tensor.cpu
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: copies.append(tensor) or copy(tensor))
+    handles = [BACKEND.begin_digest(tensor, **both) for tensor in tensors]
+    handles.append(BACKEND.begin_digest(tensors[0], statistics=False))
+    handles.append(BACKEND.begin_digest(tensors[0][:0], statistics=True))
+    found = BACKEND.finish_digests(handles)
+    assert len(copies) == 1
+    assert found[: len(wanted)] == wanted
+    assert any(one.sketch is not None for one in found)
+
+
 def test_nothing_is_disturbed():
     tensor = torch.nn.Parameter(sample(torch.float32, 6, 5))
     torch.manual_seed(3)

@@ -14,6 +14,7 @@ from mindspeed_precision.session import Session
 
 pytestmark = [pytest.mark.torch, pytest.mark.megatron, pytest.mark.matrix]
 
+LONG = pytest.mark.long
 HALF = 2
 LINEAR = "decoder.layers.1.mlp.linear_fc2"
 CHUNKS = 16
@@ -128,8 +129,8 @@ def test_a_whole_resume_is_certified(settings, parts, tmp_path):
     [
         ("random", "determinism.resume_random_state", "rng", None),
         ("optimizer", "determinism.resume_optimizer", "hyperparameter", "step"),
-        ("schedule", "determinism.resume_schedule", "hyperparameter", None),
-        ("data", "determinism.resume_data", "batch", None),
+        pytest.param("schedule", "determinism.resume_schedule", "hyperparameter", None, marks=LONG),
+        pytest.param("data", "determinism.resume_data", "batch", None, marks=LONG),
     ],
 )
 def test_what_a_resume_loses_is_named(settings, parts, tmp_path, lost, id_, role, slot):
@@ -188,7 +189,10 @@ def quiet(settings):
     return replace(settings, dropout=0.0)
 
 
-@pytest.mark.parametrize(("direction", "role"), [("forward", "output"), ("backward", "grad_input")])
+@pytest.mark.parametrize(
+    ("direction", "role"),
+    [("forward", "output"), pytest.param("backward", "grad_input", marks=LONG)],
+)
 def test_an_operation_that_sums_in_any_order_is_named(quiet, tmp_path, direction, role):
     plant = summed_in_pieces(direction, shuffled=True)
     runs = [train(quiet, tmp_path / name, steps=2, plant=plant) for name in ("one", "two")]

@@ -16,6 +16,7 @@ from mindspeed_precision.flow import compare_runs
 from mindspeed_precision.records import INIT_STEP, Diagnosis, Level, Severity, Verdict
 from mindspeed_precision.testing.fake_runs import (
     EMBEDDING,
+    HEAD,
     LINEAR,
     constant,
     nudged,
@@ -132,6 +133,59 @@ FAULTS = {
         1,
         "accumulate",
         WEIGHT,
+        1,
+    ),
+    "loss gradient scaled": (
+        {},
+        {"plants": [plant(phase="dgrad", role="grad_output", fqn="", step=0, value=scaled(2))]},
+        "loss.gradient_scaled",
+        0,
+        "dgrad",
+        "",
+        2,
+    ),
+    "backward scaled": (
+        ELEMENTS,
+        {
+            "plants": [
+                plant(phase="dgrad", role="grad_input", fqn=LINEAR, step=0, microbatch=1, value=scaled(1.5))
+            ]
+        },
+        "dgrad.scaled",
+        0,
+        "dgrad",
+        LINEAR,
+        1,
+    ),
+    "gradient between modules": (
+        {},
+        {
+            "plants": [
+                plant(phase="dgrad", role="grad_output", fqn=LINEAR, step=0, microbatch=0, value=nudged())
+            ]
+        },
+        "dgrad.value",
+        0,
+        "dgrad",
+        LINEAR,
+        1,
+    ),
+    "input between modules": (
+        {},
+        {"plants": [plant(phase="fprop", role="input", fqn=HEAD, step=0, microbatch=0, value=nudged())]},
+        "fprop.value",
+        0,
+        "fprop",
+        HEAD,
+        1,
+    ),
+    "recomputed otherwise": (
+        {"recompute": True},
+        {"plants": [plant(phase="fprop", fqn=LINEAR, step=0, microbatch=0, recomputed=True, value=nudged())]},
+        "fprop.recomputed_differs",
+        0,
+        "fprop",
+        LINEAR,
         1,
     ),
     "reduction": (
@@ -365,6 +419,23 @@ def test_fault_is_named_and_is_the_only_origin(name, tmp_path):
     assert first.key in named[0].explains
     best = next(f for f in diagnosis.findings if first.key in f.explains)
     assert best.id == finding
+
+
+def test_a_module_that_no_gradient_reaches(tmp_path):
+    """The outer module gets another gradient, the inner one none: the second is the cause."""
+    unreached = plant(phase="dgrad", fqn=LINEAR, drop=True)
+    beside = plant(phase="dgrad", role="grad_input", fqn="decoder.layers.1", step=0, value=permuted())
+    diagnosis = diagnose(tmp_path, plants=[unreached, beside])
+    finding = diagnosis.findings[0]
+    assert finding.id == "dgrad.missing"
+    assert (finding.where.step, finding.where.fqn) == (0, LINEAR)
+    assert "candidate" in finding.title
+    assert diagnosis.first_divergence.key in finding.explains
+
+
+def test_a_gradient_that_was_not_recorded_anywhere_is_not_missing(tmp_path):
+    diagnosis = diagnose(tmp_path, plants=[plant(phase="dgrad", drop=True)])
+    assert "dgrad.missing" not in {finding.id for finding in diagnosis.findings}
 
 
 @pytest.mark.parametrize(

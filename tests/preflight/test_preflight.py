@@ -252,10 +252,10 @@ def test_a_rule_speaks_on_its_fault_alone(rule):
     assert rule not in spoke([*HEALTHY, *twin.split()], backend)
 
 
-@pytest.mark.matrix
+@pytest.mark.long
 @pytest.mark.megatron
 @pytest.mark.torch
-@pytest.mark.parametrize("version", ["0.17.1", pytest.param("0.19.2", marks=pytest.mark.long)])
+@pytest.mark.parametrize("version", ["0.17.1", "0.19.2"])
 def test_megatron_agrees(version, megatron):
     """The real parser and validation refuse every fault that we call an error, and take its healthy twin."""
     known = {} if version == "0.17.1" else {"flash_attention_in_deterministic_mode"}
@@ -339,6 +339,24 @@ def test_what_is_set_without_effect(tmp_path):
     script.write_text("import os\nprint(os.environ['PYTHONHASHSEED'])\n")
     answer = preflight([str(launcher)], backend="pta", environment={})
     assert "env.not_in_effect" not in ids(answer)
+
+
+def test_connections_of_the_device():
+    words = [*HEALTHY, "--tensor-model-parallel-size", "2"]
+    without = {name: value for name, value in PINNED.items() if name != "CUDA_DEVICE_MAX_CONNECTIONS"}
+    for backend, severity in (("pta", Severity.ERROR), ("cuda", Severity.WARNING)):
+        assert ids(examined(words, backend=backend, environment=without))["config.contradiction"] is severity
+        assert "config.contradiction" not in ids(examined(words, backend=backend))
+
+
+def test_without_a_launch_the_environment_is_examined():
+    answer = preflight([], backend="pta", environment={})
+    assert ids(answer).keys() <= {
+        "determinism.too_late",
+        "determinism.environment",
+        "env.versions_incompatible",
+    }
+    assert "determinism.too_late" in ids(answer)
 
 
 def test_words(capsys):

@@ -177,6 +177,8 @@ def test_command(capsys, monkeypatch):
         (["shrink"], "no launch was given"),
         (["shrink", "--devices", "2", "--", *words], "does not fit one node"),
         (["shrink", "--", "t.py", "--bf16"], "no number of layers"),
+        (["shrink", "--devices", "0", "--", *words], "--devices: no number of anything"),
+        (["shrink", "--vocabulary", "-1", "--", *words], "--vocabulary: no number of anything"),
     ):
         assert main(argv) == 2
         assert line in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import sys
@@ -93,8 +94,10 @@ class Training:
 
 @cache
 def _source(module: str) -> str:
-    """Return what a module says: a training with another plant is another training."""
-    return Path(str(sys.modules[module].__file__)).read_text(encoding="utf-8")
+    """Return what a module plants, without what it says of it: another plant is another training."""
+    tree = ast.parse(Path(str(sys.modules[module].__file__)).read_text(encoding="utf-8"))
+    kept = (ast.FunctionDef, ast.ClassDef)
+    return "\n".join(ast.dump(node) for node in tree.body if isinstance(node, kept))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from mindspeed_precision.errors import PrecisionError
 from mindspeed_precision.flow import compare_runs
 from mindspeed_precision.records import INIT_STEP, Diagnosis, Finding, RecordKey, Severity, Verdict
 from mindspeed_precision.verify.check import check_run
+from mindspeed_precision.verify.verify import verify_runs
 from silentbench.case import Answer, Case, Training
 
 SAID = (Severity.ERROR, Severity.WARNING)
@@ -63,10 +64,6 @@ def check(_: Path, run: Path) -> Said:
 
 def verify(reference: Path, run: Path) -> Said:
     """Ask ``verify``."""
-    try:
-        from mindspeed_precision.verify.compare import verify_runs
-    except ImportError:
-        return Said(error="no such command yet")
     findings = tuple(f for f in verify_runs(reference, run).findings if f.severity in SAID)
     where = next((finding.where for finding in findings), None)
     return Said(findings=findings, first=where, alarmed=bool(findings))
@@ -157,14 +154,15 @@ def _mark(case: Case, command: str, runs: Path) -> Mark:
         detected = said.first is not None and said.first.step in steps
     else:
         detected = any((f.where.step if f.where else INIT_STEP) in steps for f in findings)
-    place = said.first if command == "compare" else next((f.where for f in findings), None)
     first = findings[0] if findings else None
+    named = first.where if first is not None else None
+    places = [said.first, named] if command == "compare" else [named]
     return Mark(
         expected=bool(answers),
         detected=news and detected,
-        place=news and any(_at(answer, place, said.ranks, first) for answer in answers),
+        place=news and any(_at(answer, key, said.ranks, first) for answer in answers for key in places),
         cause=any(first is not None and _causes(answer, first) for answer in answers),
-        said=said.error or _words(first, place),
+        said=said.error or _words(first, places[0]),
         false_alarms=alarms,
     )
 

@@ -15,6 +15,7 @@ from mindspeed_precision.diagnose.rules import (
     replicas,
     undetermined,
     unmoved,
+    unreached,
 )
 from mindspeed_precision.diagnose.rules.registry import finding_ids, run_rules
 
@@ -23,6 +24,7 @@ MODULES = (
     gradients,
     layouts,
     operations,
+    unreached,
     optimizer,
     unmoved,
     own,

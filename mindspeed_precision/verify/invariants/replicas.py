@@ -8,7 +8,15 @@ from dataclasses import replace
 from mindspeed_precision.align.merging import BEFORE_REDUCTION
 from mindspeed_precision.align.replicas import replicas_of
 from mindspeed_precision.dump.reader import Run
-from mindspeed_precision.records import Finding, Phase, RecordKey, ReplicasDiffer, Role, Severity
+from mindspeed_precision.records import (
+    Finding,
+    Phase,
+    RecordKey,
+    ReplicasDiffer,
+    Role,
+    Severity,
+    TensorRecord,
+)
 from mindspeed_precision.verify.invariants.registry import invariant
 from mindspeed_precision.verify.registry import Answer
 from mindspeed_precision.verify.run_facts import RunFacts
@@ -35,8 +43,8 @@ def replicas_differ(facts: RunFacts) -> Answer:
     if len(facts.ranks) == 1:
         alone = next(iter(facts.ranks.values())).coordinates.world_size == 1
         return Answer(exercised=0, applies=not alone, skipped="" if alone else "one rank alone was recorded")
-    late = bool(facts.config.get("ddp_config", {}).get("overlap_param_gather"))
-    found = replicas_of(_without_updates(facts.run) if late else facts.run)
+    late = bool(facts.config.get("ddp_config", {}).get("overlap_param_gather")) and _has_late(facts.run)
+    found = replicas_of(_without_late(facts.run) if late else facts.run)
     skipped = "" if found.compared else "no tensor is known to have a copy on another rank"
     if late:
         skipped = "not parameters after a step: the next forward pass gathers them (overlap_param_gather)"
@@ -45,17 +53,22 @@ def replicas_differ(facts: RunFacts) -> Answer:
     return Answer(exercised=found.compared, failed=failed, findings=findings, skipped=skipped)
 
 
-def _without_updates(run: Run) -> Run:
-    """Leave out the parameters as an optimizer leaves them whose gather is still to come."""
+def _has_late(run: Run) -> bool:
+    return any(_is_late(record) for rank in run.ranks.values() for record in rank.records)
+
+
+def _without_late(run: Run) -> Run:
+    """Leave out whole parameters as an optimizer leaves them whose gather is still to come."""
     ranks = {
-        number: replace(rank, records=tuple(r for r in rank.records if not _is_update(r.key)))
+        number: replace(rank, records=tuple(r for r in rank.records if not _is_late(r)))
         for number, rank in run.ranks.items()
     }
     return replace(run, ranks=ranks)
 
 
-def _is_update(key: RecordKey) -> bool:
-    return key.phase is Phase.OPTIMIZER and key.role is Role.PARAM
+def _is_late(record: TensorRecord) -> bool:
+    """Tell whether it is a whole parameter after a step; newer runs record what the rank updated alone."""
+    return record.key.phase is Phase.OPTIMIZER and record.key.role is Role.PARAM and record.part is None
 
 
 def _first(found: Sequence[ReplicasDiffer]) -> tuple[ReplicasDiffer, str]:

@@ -29,8 +29,8 @@ CASE = case(
         by_compare(
             0, "optimizer", "*.bias *layernorm.weight", "optimizer.weight_decay", roles="hyperparameter"
         ),
-        by_verify("groups.*", "*.bias *layernorm.weight", says="wd_mult"),
-        by_verify("groups.*", "*.bias *layernorm.weight", step=0, says="wd_mult"),
+        by_verify("optimizer.groups_differ optimizer.weight_decay", "*.bias *layernorm.weight"),
+        by_verify("optimizer.groups_differ optimizer.weight_decay", "*.bias *layernorm.weight", step=0),
         by_check(0, "optimizer", "*.bias *layernorm.weight", "optimizer.decay_of_norm_or_bias"),
     ),
 )

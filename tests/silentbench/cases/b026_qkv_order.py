@@ -25,6 +25,6 @@ CASE = case(
     patches=(layer_built(blocked, "the converter put all queries first, then all keys, then all values"),),
     answers=(
         by_compare(-1, "init", "decoder.layers.*.self_attention.linear_qkv.weight", "weights.*"),
-        by_verify("weights.*permut* weights.*order*", "decoder.layers.*.self_attention.linear_qkv.weight"),
+        by_verify("weights.permuted", "decoder.layers.*.self_attention.linear_qkv.weight"),
     ),
 )

@@ -14,6 +14,7 @@ CASE = case(
     faulty=ONE.but(settings={"adam_eps": 1e-5}),
     answers=(
         by_compare(0, "optimizer", "*", "optimizer.eps", roles="hyperparameter"),
-        by_verify("config.* groups.*", "*", says="adam_eps"),
+        by_verify("config.differs optimizer.eps", "*", says="eps"),
+        by_verify("optimizer.eps", "*", step=0),
     ),
 )

@@ -29,7 +29,7 @@ CASE = case(
     healthy=ONE,
     patches=(batches(across_steps, "the index was shuffled with another seed"),),
     answers=(
-        by_compare(0, "batch", "*", "data.*order* data.*"),
-        by_verify("data.*order* data.*", "*", step=0),
+        by_compare(0, "batch", "*", "data.batch_order data.batch_differs"),
+        by_verify("data.batch_order data.batch_differs", "*", step=0),
     ),
 )

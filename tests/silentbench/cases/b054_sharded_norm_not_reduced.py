@@ -26,7 +26,7 @@ SPEC = plant(
     "megatron.core.models.gpt.gpt_layer_specs:get_gpt_layer_local_spec",
     with_head_norms,
     "(num_experts, moe_grouped_gemm, qk_layernorm, multi_latent_attention, fp8, "
-    "moe_use_legacy_grouped_gemm, normalization, qk_l2_norm, use_kitchen, use_te_activation_func, "
+    "moe_use_legacy_grouped_gemm, normalization, qk_l2_norm, use_kitchen, "
     "use_kitchen_attention, kitchen_attention_backend)",
     "norms of queries and keys",
 )

@@ -25,6 +25,6 @@ CASE = case(
     patches=(layer_built(wider, "init_method was ignored"),),
     answers=(
         by_compare(-1, "init", "decoder.layers.1.mlp.router.weight", "weights.*"),
-        by_verify("weights.*scale*", "decoder.layers.1.mlp.router.weight"),
+        by_verify("weights.scaled weights.other_spread", "decoder.layers.1.mlp.router.weight"),
     ),
 )

@@ -27,7 +27,7 @@ CASE = case(
     ),
     answers=(
         by_compare(-1, "init", "decoder.layers.*", "weights.* coverage.* layout.* model.*"),
-        by_verify("weights.* groups.*", "decoder.layers.*"),
-        by_check(-1, "init", "decoder.layers.*", "layout.* parallel.* model.* replicas.*"),
+        by_verify("weights.missing optimizer.groups_differ", "decoder.layers.*"),
+        by_check(-1, "init", "decoder.layers.*", "parallel.replicas_differ"),
     ),
 )

@@ -21,6 +21,6 @@ CASE = case(
     patches=(layer_built(swapped, "raw conversion"),),
     answers=(
         by_compare(-1, "init", "decoder.layers.*.mlp.linear_fc1.weight", "weights.*"),
-        by_verify("weights.*permut* weights.*order*", "decoder.layers.*.mlp.linear_fc1.weight"),
+        by_verify("weights.permuted", "decoder.layers.*.mlp.linear_fc1.weight"),
     ),
 )
