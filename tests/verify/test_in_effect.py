@@ -37,16 +37,21 @@ def outcome(answer, name):
 def test_what_is_applied_as_asked(tmp_path):
     found, answer = check(tmp_path / "run")
     assert found == {}
-    assert outcome(answer, "config.not_in_effect").exercised == 2 * 6 * 4
+    assert outcome(answer, "config.not_in_effect").exercised == 2 * 6
     assert outcome(answer, "optimizer.parameter_in_no_group").exercised == 6
 
 
-def test_a_beta_that_was_never_handed_on(tmp_path):
-    found, _ = check(tmp_path / "run", beta2=0.999)
+def test_weight_decay_that_was_never_handed_on(tmp_path):
+    found, _ = check(tmp_path / "run", megatron_args={"weight_decay": 0.01})
     finding = found["config.not_in_effect"]
     assert finding.severity is Severity.ERROR
-    assert finding.title == "the optimizer applies beta2 0.999, asked for was adam_beta2=0.95"
-    assert (finding.where.step, finding.where.slot) == (0, "beta2")
+    assert finding.title == "the optimizer applies weight_decay 0.1 where 0.01 was asked for"
+    assert (finding.where.step, finding.where.slot) == (0, "weight_decay")
+
+
+def test_weight_decay_that_grows_is_the_schedules(tmp_path):
+    growing = {"start_weight_decay": 0.0, "end_weight_decay": 0.1, "weight_decay_incr_style": "linear"}
+    assert check(tmp_path / "run", megatron_args=growing)[0] == {}
 
 
 def test_weight_decay_against_its_multiplier(tmp_path):
@@ -58,8 +63,9 @@ def test_weight_decay_against_its_multiplier(tmp_path):
 
 
 def test_an_optimizer_with_numbers_of_its_own_is_left_alone(tmp_path):
-    found, _ = check(tmp_path / "run", beta2=0.5, megatron_args={"optimizer": "lion", "adam_beta2": 0.95})
-    assert found == {}
+    lion = {"optimizer": "lion", "adam_beta2": 0.95}
+    _, answer = check(tmp_path / "run", beta2=0.5, megatron_args=lion)
+    assert "optimizer.not_as_configured" not in {finding.id for finding in answer.findings}
 
 
 def test_a_parameter_in_no_group(tmp_path):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from mindspeed_precision.records import Phase, Role, Severity, TensorRecord
 from mindspeed_precision.verify.failures import Failure, failure, findings_of
@@ -11,6 +12,7 @@ from mindspeed_precision.verify.registry import Answer
 from mindspeed_precision.verify.run_facts import RunFacts
 
 _FIELDS = {"beta1": "adam_beta1", "beta2": "adam_beta2", "eps": "adam_eps", "momentum": "sgd_momentum"}
+_OTHER_OPTIMIZERS = ("muon", "lion", "soap", "sgd")
 _SOURCES = (
     ("megatron_args", "asked for by the arguments"),
     ("optimizer_config", "in the optimizer's configuration"),
@@ -50,9 +52,16 @@ def numbers_are_as_configured(facts: RunFacts) -> Answer:
 def _wanted(facts: RunFacts, record: TensorRecord) -> Iterator[tuple[float, str]]:
     name = _FIELDS.get(record.key.slot)
     for section, source in _SOURCES:
-        value = facts.config.get(section, {}).get(name) if name else None
+        asked = facts.config.get(section, {})
+        value = asked.get(name) if name and not _of_its_own(asked, record.key.slot) else None
         if isinstance(value, (int, float)) and record.value is not None:
             yield float(value), source
+
+
+def _of_its_own(asked: Mapping[str, Any], slot: str) -> bool:
+    """Tell whether the optimizer has such a number of its own: another one than Adam's, or muP's epsilons."""
+    other = any(name in str(asked.get("optimizer", "adam")).lower() for name in _OTHER_OPTIMIZERS)
+    return (other and slot != "momentum") or (slot == "eps" and bool(asked.get("use_mup")))
 
 
 def _same(one: float | None, two: float) -> bool:

@@ -1,4 +1,7 @@
-"""What was asked for is what is used: arguments against configuration objects, modules and the optimizer."""
+"""What was asked for is what is used: arguments against configuration objects, modules, weight decay.
+
+Betas, epsilon and momentum as applied are ``hyperparameters``', the schedule's numbers ``counters``'.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,6 @@ from mindspeed_precision.verify.registry import Answer
 from mindspeed_precision.verify.run_facts import RunFacts
 
 _ID = "config.not_in_effect"
-_APPLIED = {"beta1": "adam_beta1", "beta2": "adam_beta2", "eps": "adam_eps", "weight_decay": "weight_decay"}
-_OTHER_OPTIMIZERS = ("muon", "lion", "soap", "sgd")
 _NUMERICALLY = 1e-6
 _DROPOUTS = {"attention_dropout": "attention_dropout", "embedding_dropout": "hidden_dropout"}
 _EPSILONS = ("eps", "epsilon", "variance_epsilon")
@@ -28,14 +29,14 @@ _REMEDY = (
 
 @invariant(
     _ID,
-    holds="every argument has its value in the configuration objects, modules and optimizer that use it",
+    holds="every argument has its value in the configuration objects, modules and groups that use it",
     unit="arguments and numbers",
 )
 def in_effect(facts: RunFacts) -> Answer:
     """Compare what was asked for with what the run's objects hold, and with what the optimizer applied."""
     looked, lost, skipped = lost_arguments(facts.config)
     findings = [_lost(one) for one in lost]
-    for check in (_applied, _modules, _recomputed):
+    for check in (_decayed, _modules, _recomputed):
         count, found = check(facts)
         looked += count
         findings += found
@@ -57,49 +58,41 @@ def _lost(lost: Lost) -> Finding:
     )
 
 
-def requested_numbers(config: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    """Return by the optimizer's name what it was asked to apply; what cannot be told is left out.
-
-    Where parameters have numbers of their own (muP), or another optimizer than Adam has its own, nothing is
-    expected. Weight decay that grows is the schedule's.
-    """
+def requested_decay(config: Mapping[str, Mapping[str, Any]]) -> float | None:
+    """Return the weight decay that was asked for of every step; None: nothing says, or it grows."""
     asked = config.get("megatron_args") or config.get("optimizer_config") or {}
-    name = str(asked.get("optimizer", "adam")).lower()
-    if any(other in name for other in _OTHER_OPTIMIZERS):
-        return {}
-    found = {slot: asked[argument] for slot, argument in _APPLIED.items() if _number(asked.get(argument))}
+    decay = asked.get("weight_decay")
     growing = asked.get("start_weight_decay") != asked.get("end_weight_decay")
-    if growing or asked.get("weight_decay_incr_style", "constant") != "constant":
-        found.pop("weight_decay", None)
-    if asked.get("use_mup") or (config.get("transformer_config") or {}).get("use_mup"):
-        found.pop("eps", None)
-    return {slot: float(value) for slot, value in found.items()}
+    style = asked.get("weight_decay_incr_style", "constant")
+    if not isinstance(decay, (int, float)) or growing or style != "constant":
+        return None
+    return float(decay)
 
 
 def _number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _applied(facts: RunFacts) -> tuple[int, list[Finding]]:
-    """Compare what the optimizer applied in every step with what it was asked to."""
-    asked = requested_numbers(facts.config)
+def _decayed(facts: RunFacts) -> tuple[int, list[Finding]]:
+    """Compare the weight decay of every step with what was asked for, times the group's multiplier."""
+    asked = requested_decay(facts.config)
+    if asked is None:
+        return 0, []
     multipliers = _multipliers(facts)
-    apart: dict[tuple[str, float], dict[str, RecordKey]] = defaultdict(dict)
+    apart: dict[tuple[float, float], dict[str, RecordKey]] = defaultdict(dict)
     looked = 0
     for _, record in facts.everywhere(Phase.OPTIMIZER, Role.HYPERPARAMETER):
         key, value = record.key, record.value
-        if key.slot not in asked or value is None:
+        if key.slot != "weight_decay" or value is None:
             continue
-        expected = asked[key.slot]
-        if key.slot == "weight_decay":
-            multiplier = multipliers.get(key.fqn)
-            if multiplier is None and value == 0:
-                continue  # a group without decay, of an optimizer that names none
-            expected *= 1.0 if multiplier is None else multiplier
+        multiplier = multipliers.get(key.fqn)
+        if multiplier is None and value == 0:
+            continue  # a group without decay, of an optimizer that names none
         looked += 1
+        expected = asked * (1.0 if multiplier is None else multiplier)
         if not math.isclose(value, expected, rel_tol=_NUMERICALLY, abs_tol=1e-300):
-            apart[key.slot, value].setdefault(key.fqn, key)
-    return looked, [_not_applied(slot, value, asked, found) for (slot, value), found in apart.items()]
+            apart[value, expected].setdefault(key.fqn, key)
+    return looked, [_not_applied(value, expected, found) for (value, expected), found in apart.items()]
 
 
 def _multipliers(facts: RunFacts) -> dict[str, float]:
@@ -113,15 +106,13 @@ def _multipliers(facts: RunFacts) -> dict[str, float]:
     return found
 
 
-def _not_applied(
-    slot: str, value: float, asked: Mapping[str, float], found: Mapping[str, RecordKey]
-) -> Finding:
+def _not_applied(value: float, expected: float, found: Mapping[str, RecordKey]) -> Finding:
     first = min(found.values(), key=lambda key: key.step)
     return Finding(
         id=_ID,
         severity=Severity.ERROR,
         confidence=0.95,
-        title=f"the optimizer applies {slot} {value:.8g}, asked for was {_APPLIED[slot]}={asked[slot]:.8g}",
+        title=f"the optimizer applies weight_decay {value:.8g} where {expected:.8g} was asked for",
         evidence=(f"first: step {first.step}, {first.fqn}", f"{len(found)} parameters"),
         remedy=_REMEDY,
         where=first,
