@@ -133,7 +133,7 @@ class DigestKernel:
         """Tell whether what is unchanged is told from what differs in one bit, in the middle of a word."""
         words, changed = np.empty(WORDS, np.uint64), bits.copy()
         self.into(bits.ctypes.data, geometry, words.ctypes.data, statistics=False, sketch=False)
-        changed.flat[bits.size // 3] ^= 2
+        changed.flat[bits.size // 3] ^= bits.dtype.type(2)  # numpy 1 has no common type of uint64 and int
         same, other = (self.repeats(one.ctypes.data, geometry, words.ctypes.data) for one in (bits, changed))
         return same and not other
 

@@ -623,6 +623,7 @@ def test_every_registered_id_is_exercised_by_a_test():
         "reduce.own_fault",
         "wgrad.own_fault",
         "diagnosis.unknown",
+        "dgrad.missing",
         "loss.gradient_scaled",
         "fprop.recomputed_differs",
     }

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from mindspeed_precision.diagnose.facts import Facts, concerns, describe_factor, reason, scale_of
-from mindspeed_precision.diagnose.rules.registry import rule
+from mindspeed_precision.diagnose.rules.registry import late_rule, rule
 from mindspeed_precision.records import Finding, Origin, Phase, Role, Severity, Verdict
 
 
@@ -68,21 +68,6 @@ def values(facts: Facts) -> Iterable[Finding]:
             "compare its backward implementation: fusion, kernel, dtype, missing or doubled collectives",
         ),
         (
-            "fprop.value",
-            facts.origins_in(Phase.FPROP, Role.INPUT),
-            "what {} receives differs although all that was computed before it agrees: an operation between "
-            "modules, or a transfer between pipeline stages, gives another result",
-            "compare what computes it: activation function, mask, rotary embedding, what is received",
-        ),
-        (
-            "dgrad.value",
-            [o for o in facts.origins_in(Phase.DGRAD, Role.GRAD_OUTPUT) if scale_of(o.comparison) is None],
-            "the gradient that reaches {} differs although all that was computed before it agrees: the "
-            "backward of an operation between modules gives another result",
-            "compare the backward of what follows it: loss, activation function, residual connection, a "
-            "branch that is cut off the graph, what is sent and received",
-        ),
-        (
             "fprop.loss",
             facts.origins_in(Phase.LOSS, Role.LOSS),
             "{} differs although the model's outputs and the labels do not",
@@ -91,6 +76,32 @@ def values(facts: Facts) -> Iterable[Finding]:
     ):
         if origins:
             yield _finding(id_, origins, what, remedy)
+
+
+@late_rule("fprop.value", "dgrad.value")
+def between_modules(facts: Facts, findings: Sequence[Finding]) -> Iterable[Finding]:
+    """Name what a module receives, where it differs although all before it agrees and no rule says why."""
+    explained = {key for finding in findings for key in finding.explains}
+    for id_, origins, what, remedy in (
+        (
+            "fprop.value",
+            facts.origins_in(Phase.FPROP, Role.INPUT),
+            "what {} receives differs although all that was computed before it agrees: an operation between "
+            "modules, or a transfer between pipeline stages, gives another result",
+            "compare what computes it: activation function, mask, rotary embedding, what is received",
+        ),
+        (
+            "dgrad.value",
+            facts.origins_in(Phase.DGRAD, Role.GRAD_OUTPUT),
+            "the gradient that reaches {} differs although all that was computed before it agrees: the "
+            "backward of an operation between modules gives another result",
+            "compare the backward of what follows it: loss, activation function, residual connection, a "
+            "branch that is cut off the graph, what is sent and received",
+        ),
+    ):
+        unnamed = [origin for origin in origins if origin.key not in explained]
+        if unnamed:
+            yield _finding(id_, unnamed, what, remedy)
 
 
 def _finding(id_: str, origins: list[Origin], what: str, remedy: str) -> Finding:
