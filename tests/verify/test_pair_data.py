@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
+from run_building import RunBuilder
 
-from mindspeed_precision.records import Severity
+from mindspeed_precision.records import RankCoordinates, Severity
 from mindspeed_precision.testing.fake_runs import plant
+from mindspeed_precision.verify.verify import verify_runs
 
 
 def batch(value, *, slot="tokens", **where):
@@ -162,3 +165,18 @@ def test_other_microbatches_of_the_same_steps(verify):
     found = verify({"microbatches": 2}, {"microbatches": 4, "plants": []})
     assert "data.batch_differs" in found
     assert any("whole steps are compared" in line for line in found["data.batch_differs"][0].evidence)
+
+
+@pytest.mark.parametrize("healthy", [True, False])
+def test_context_parallel_ranks_take_the_samples_of_one(healthy, tmp_path):
+    """A batch is cut over these ranks after it was taken: both recorded all of it."""
+    both = [RankCoordinates(rank=rank, world_size=2, cp_rank=rank, cp_size=2) for rank in (0, 1)]
+    runs = []
+    for name, coordinates in (("one", [RankCoordinates()]), ("two", both)):
+        builder = RunBuilder(coordinates)
+        for where in coordinates:
+            tokens = np.arange(8, dtype=np.int64) + (0 if healthy or where.world_size == 1 else 3)
+            builder.add("batch", "batch", "batch", tokens, slot="tokens", rank=where.rank, microbatch=0)
+        runs.append(builder.write(tmp_path / name))
+    ids = {finding.id for finding in verify_runs(*runs).findings}
+    assert ("data.batch_differs" in ids) is not healthy

@@ -73,7 +73,23 @@ def batches_of(run: Run, steps: Iterable[int]) -> dict[Place, Microbatch]:
             place = (key.step, here.dp_rank, here.cp_rank, key.microbatch, key.occurrence)
             if ranks.setdefault(place, number) == number:
                 slots[place][key.slot] = record
-    return {place: Microbatch(slots=slots[place], rank=ranks[place], run=run) for place in sorted(slots)}
+    kept = [place for place in sorted(slots) if not _is_copy(slots, place)]
+    return {place: Microbatch(slots=slots[place], rank=ranks[place], run=run) for place in kept}
+
+
+def _is_copy(slots: Mapping[Place, Mapping[str, TensorRecord]], place: Place) -> bool:
+    """Tell whether a context-parallel rank took the whole samples that the first one took, too.
+
+    Megatron cuts a batch over these ranks after it was taken from the iterator.
+    """
+    step, dp, cp, microbatch, occurrence = place
+    first = slots.get((step, dp, 0, microbatch, occurrence)) if cp else None
+    own = slots[place]
+    return (
+        first is not None
+        and first.keys() == own.keys()
+        and all(first[name].digest.same_bits(own[name].digest) for name in own)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
