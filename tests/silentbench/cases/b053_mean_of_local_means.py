@@ -1,4 +1,4 @@
-"""The mean over context-parallel ranks is one of their means, whatever the number of tokens that count there."""
+"""The mean over context-parallel ranks is one of their means, however many tokens count on each."""
 
 from __future__ import annotations
 
