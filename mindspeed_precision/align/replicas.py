@@ -9,7 +9,18 @@ from mindspeed_precision.align.groups import Groups
 from mindspeed_precision.align.lanes import Experts, Lanes, layout_of
 from mindspeed_precision.align.layout import spanning_modules
 from mindspeed_precision.dump.reader import Run
-from mindspeed_precision.records import ReplicasDiffer
+from mindspeed_precision.records import Phase, ReplicasDiffer
+
+_LOOK = "look at what should keep them equal: the"
+_REDUCTION = f"{_LOOK} reduction of this gradient over the tensor-parallel, data-parallel or embedding group"
+_FORWARD = f"{_LOOK} all-reduce over the tensor-parallel group that makes this tensor, or the one before it"
+_START = "load or broadcast the parameters before the first step, from one rank"
+_KEPT_EQUAL_BY = {Phase.FPROP: _FORWARD, Phase.DGRAD: _FORWARD, Phase.INIT: _START}
+
+
+def kept_equal_by(phase: Phase) -> str:
+    """Return where to look if copies differ that were first seen so in a phase."""
+    return _KEPT_EQUAL_BY.get(phase, _REDUCTION)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
+from mindspeed_precision.align.replicas import kept_equal_by
 from mindspeed_precision.diagnose.facts import Facts, names
 from mindspeed_precision.diagnose.rules.registry import rule
 from mindspeed_precision.records import NO_MICROBATCH, Finding, Phase, ReplicasDiffer, Severity, Side
@@ -17,16 +18,6 @@ def _moment(difference: ReplicasDiffer) -> tuple[int, bool, int, int]:
     key = difference.key
     late = key.microbatch == NO_MICROBATCH and key.phase is not Phase.BATCH
     return key.step, late, key.microbatch, _PHASES.index(key.phase)
-
-
-_REDUCTION = (
-    "look at what should keep them equal: the reduction of this gradient over the tensor-parallel, "
-    "data-parallel or embedding group"
-)
-_FORWARD = (
-    "look at what should keep them equal: the all-reduce over the tensor-parallel group that makes this "
-    "tensor, or the one before it"
-)
 
 
 @rule("parallel.replicas_differ")
@@ -49,7 +40,7 @@ def replicas_differ(facts: Facts) -> Iterable[Finding]:
                 f"{len(found)} records; first: {first.key.describe()}",
                 f"{groups} hold different bits",
             ),
-            remedy=_FORWARD if first.key.phase in (Phase.FPROP, Phase.DGRAD) else _REDUCTION,
+            remedy=kept_equal_by(first.key.phase),
             where=first.key,
             explains=tuple(o.key for o in facts.origins if o.key in {one.key for one in found}),
         )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mindspeed_precision.align.merging import BEFORE_REDUCTION
-from mindspeed_precision.align.replicas import replicas_of
+from mindspeed_precision.align.replicas import kept_equal_by, replicas_of
 from mindspeed_precision.dump.reader import Run
 from mindspeed_precision.records import (
     Finding,
@@ -20,17 +20,6 @@ from mindspeed_precision.records import (
 from mindspeed_precision.verify.invariants.registry import invariant
 from mindspeed_precision.verify.registry import Answer
 from mindspeed_precision.verify.run_facts import RunFacts
-
-_REDUCTION = (
-    "look at what should keep them equal: the reduction of this gradient over the tensor-parallel, "
-    "data-parallel or embedding group"
-)
-_FORWARD = (
-    "look at what should keep them equal: the all-reduce over the tensor-parallel group that makes this "
-    "tensor, or the one before it"
-)
-_START = "load or broadcast the parameters before the first step, from one rank"
-_REMEDY = {Phase.FPROP: _FORWARD, Phase.DGRAD: _FORWARD, Phase.INIT: _START}
 
 
 @invariant(
@@ -107,7 +96,7 @@ def _finding(found: Sequence[ReplicasDiffer]) -> Finding:
             *([before] if before else []),
             f"{len(found)} records in all, of {len({one.key.fqn for one in found})} names",
         ),
-        remedy=_REMEDY.get(first.key.phase, _REDUCTION),
+        remedy=kept_equal_by(first.key.phase),
         where=first.key,
     )
 
