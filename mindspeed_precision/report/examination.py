@@ -55,7 +55,7 @@ def _outcome(outcome: CheckOutcome) -> str:
     seen = f"{outcome.exercised} {outcome.unit.removesuffix('s') if one_word else outcome.unit}"
     if not outcome.failed:
         return f"{seen}: {law}"
-    return f"FAILED for {outcome.failed} of {seen}: {law}  [{outcome.name}]"
+    return f"NOT HELD by {outcome.failed} of {seen}: {law}  [{outcome.name}]"
 
 
 def show_examination(answer: Examination, *, stream: TextIO | None = None) -> None:

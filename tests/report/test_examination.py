@@ -49,7 +49,7 @@ def test_what_failed_comes_first_with_its_name():
     text = shown(answer)
     assert text.startswith("FAILED: 1 error, 1 warning.")
     assert "dW was lost" in text
-    assert text.index(f"FAILED for 3 of 4 steps: {LAW}  [accumulate.not_the_sum]") < text.index(
+    assert text.index(f"NOT HELD by 3 of 4 steps: {LAW}  [accumulate.not_the_sum]") < text.index(
         f"            4 steps: {LAW}"
     )
 
