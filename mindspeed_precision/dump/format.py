@@ -156,6 +156,14 @@ EFFECTIVE_KEYS: Mapping[str, tuple[type, ...]] = {
     "tied": (dict,),
     "modules": (list,),
 }
+GROUP_KEYS: Mapping[str, tuple[type, ...]] = {"optimizer": (str,), "settings": (dict,), "parameters": (list,)}
+MEMBER_KEYS: Mapping[str, tuple[type, ...]] = {
+    "fqn": (str,),
+    "dtype": (str,),
+    "copy": (bool,),
+    "range": (list, type(None)),
+}
+MODULE_KEYS: Mapping[str, tuple[type, ...]] = {"fqn": (str,), "class": (str,), "values": (dict,)}
 FINDINGS_KEYS: Mapping[str, tuple[type, ...]] = {"schema": (int,), "findings": (list,)}
 DIGEST_ALGORITHM = "blake2b-16"
 

@@ -13,12 +13,12 @@ from typing import Any
 from mindspeed_precision.backends.base import HostTensor
 from mindspeed_precision.config import NumberSet
 from mindspeed_precision.dump.collection import no_collection
+from mindspeed_precision.dump.effective import check_effective
 from mindspeed_precision.dump.format import (
     COMPLETE,
     COMPLETE_KEYS,
     DIGEST_ALGORITHM,
     EFFECTIVE,
-    EFFECTIVE_KEYS,
     FINDINGS,
     FINDINGS_KEYS,
     FINGERPRINT,
@@ -34,6 +34,7 @@ from mindspeed_precision.dump.format import (
     parse_line,
     rank_directory,
 )
+from mindspeed_precision.dump.manifest import check_manifest
 from mindspeed_precision.dump.payload import PayloadFile
 from mindspeed_precision.dump.strict_json import check_keys, load_object
 from mindspeed_precision.errors import DumpError
@@ -184,6 +185,7 @@ def _load_manifest(path: Path) -> dict[str, Any]:
             expected=" or ".join(map(str, READABLE)),
             remedy=remedy,
         )
+    check_manifest(manifest, where=str(file))
     return manifest
 
 
@@ -324,7 +326,7 @@ def _load_effective(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     plain = load_object(_read(path), where=str(path))
-    check_keys(plain, EFFECTIVE_KEYS, where=str(path))
+    check_effective(plain, where=str(path))
     return plain
 
 

@@ -28,8 +28,8 @@ def reported_finding(entry: Entry, by: str) -> Finding:
         entry: as it was written; what is absent, or of another type, gets a default.
         by: who reported it.
     """
-    evidence = entry.get("evidence", ())
-    lines = [evidence] if isinstance(evidence, str) else [str(line) for line in evidence]
+    evidence = entry.get("evidence") or []
+    lines = [str(line) for line in evidence] if isinstance(evidence, list) else [str(evidence)]
     return Finding(
         id=str(entry.get("id", "coverage.unnamed")),
         severity=_severity(entry.get("severity")),

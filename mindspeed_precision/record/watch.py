@@ -98,9 +98,8 @@ def _is_bad(key: RecordKey, digest: str) -> bool:
 
 
 def _skipped(keys: Iterable[RecordKey]) -> bool:
-    """Tell whether the optimizer was called and updated nothing."""
-    roles = {key.role for key in keys if key.phase is Phase.OPTIMIZER}
-    return Role.PARAM in roles and Role.HYPERPARAMETER not in roles
+    """Tell whether the optimizer was not seen to update: it skipped the step, or is not recorded."""
+    return not any(key.phase is Phase.OPTIMIZER and key.role is Role.HYPERPARAMETER for key in keys)
 
 
 def _value(digest: str) -> float | None:

@@ -168,22 +168,23 @@ def schedule_of(arguments: Mapping[str, Any]) -> Schedule:
     unit, factor = ("iters", _number(arguments, "global_batch_size")) if in_iters else ("samples", 1.0)
     total = _number(arguments, f"train_{unit}") * factor
     decay = arguments.get(f"lr_decay_{unit}")
-    decay_samples = total if decay is None else float(decay) * factor
+    decay_samples = total if decay is None else _optional(arguments, f"lr_decay_{unit}") * factor
     fraction = arguments.get("lr_warmup_fraction")
     wsd = arguments.get(f"lr_wsd_decay_{unit}")
-    weight_decay = arguments.get("weight_decay", 0.01)
-    warmup = arguments.get(f"lr_warmup_{unit}") or 0
+    weight_decay = _optional(arguments, "weight_decay", 0.01)
     return Schedule(
-        init_lr=float(arguments.get("lr_warmup_init") or 0.0),
+        init_lr=_optional(arguments, "lr_warmup_init"),
         max_lr=_number(arguments, "lr"),
-        min_lr=float(arguments.get("min_lr") or 0.0),
-        warmup=float(warmup) * factor if fraction is None else float(fraction) * decay_samples,
+        min_lr=_optional(arguments, "min_lr"),
+        warmup=_optional(arguments, f"lr_warmup_{unit}") * factor
+        if fraction is None
+        else _optional(arguments, "lr_warmup_fraction") * decay_samples,
         decay=decay_samples,
         style=str(arguments.get("lr_decay_style", "linear")),
-        wsd_decay=None if wsd is None else float(wsd) * factor,
+        wsd_decay=None if wsd is None else _optional(arguments, f"lr_wsd_decay_{unit}") * factor,
         wsd_style=arguments.get("lr_wsd_decay_style"),
-        start_wd=float(_first(arguments.get("start_weight_decay"), weight_decay)),
-        end_wd=float(_first(arguments.get("end_weight_decay"), weight_decay)),
+        start_wd=_optional(arguments, "start_weight_decay", weight_decay),
+        end_wd=_optional(arguments, "end_weight_decay", weight_decay),
         wd_samples=total,
         wd_style=str(arguments.get("weight_decay_incr_style", "constant")),
     )
@@ -199,8 +200,8 @@ def batch_sizes_of(arguments: Mapping[str, Any]) -> BatchSizes:
         ConfigError: an argument that it needs is absent, or is none of Megatron's.
     """
     final = int(_number(arguments, "global_batch_size"))
-    ranks = int(arguments.get("data_parallel_size") or 1)
-    whole = int(arguments.get("micro_batch_size") or 1) * ranks
+    ranks = int(_optional(arguments, "data_parallel_size") or 1)
+    whole = int(_optional(arguments, "micro_batch_size") or 1) * ranks
     multiple = whole if arguments.get("decrease_batch_size_if_needed") else 1
     if arguments.get("step_batch_size_schedule"):
         stairs = _stairs(str(arguments["step_batch_size_schedule"]), int(_number(arguments, "seq_length")))
@@ -269,15 +270,15 @@ def curves_of(arguments: Mapping[str, Any]) -> Curves:
 
 def _number(arguments: Mapping[str, Any], name: str) -> float:
     value = arguments.get(name)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise ConfigError(
             "the schedule needs an argument that was not recorded", where=name, found=repr(value)
         )
     return float(value)
 
 
-def _first(value: Any, otherwise: Any) -> Any:
-    return otherwise if value is None else value
+def _optional(arguments: Mapping[str, Any], name: str, otherwise: float = 0.0) -> float:
+    return otherwise if arguments.get(name) is None else _number(arguments, name)
 
 
 __all__ = ["BatchSizes", "Curves", "Schedule", "batch_sizes_of", "curves_of", "schedule_of"]

@@ -32,7 +32,7 @@ def examination(*outcomes, findings=(), **changed) -> Examination:
 def shown(answer) -> str:
     stream = io.StringIO()
     show_examination(answer, stream=stream)
-    return stream.getvalue()
+    return " ".join(stream.getvalue().split())  # where a line breaks depends on the terminal
 
 
 def test_what_held_is_said_by_its_law_and_how_often():
@@ -49,9 +49,8 @@ def test_what_failed_comes_first_with_its_name():
     text = shown(answer)
     assert text.startswith("FAILED: 1 error, 1 warning.")
     assert "dW was lost" in text
-    assert text.index(f"NOT HELD by 3 of 4 steps: {LAW}  [accumulate.not_the_sum]") < text.index(
-        f"            4 steps: {LAW}"
-    )
+    broken, held = text.split("checked ")[1].split(" [accumulate.not_the_sum] ")
+    assert (broken, held) == (f"NOT HELD by 3 of 4 steps: {LAW}", f"4 steps: {LAW}")
 
 
 def test_a_warning_alone_is_no_failure():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mindspeed_precision.records import Severity
+from mindspeed_precision.records import Phase, Role, Severity
 from mindspeed_precision.verify.failures import Failure, failure, findings_of
 from mindspeed_precision.verify.invariants.registry import invariant
 from mindspeed_precision.verify.registry import Answer
@@ -54,6 +54,9 @@ def _wrong_count(update: Update, before: Update | None, facts: RunFacts) -> tupl
         text = f"{earlier:g} before the update of step {before.step}, {found:g} before that of {update.step}"
         return text, "it was set back to 0" if found == 0 else f"it grew by {grown:g}"
     began = facts.run.manifest.get("first_step")
+    recorded = {record.key.step for record in facts.of(update.rank, Phase.OPTIMIZER, Role.PARAM)}
+    if any(step not in recorded for step in range(update.step)):
+        return None  # steps before it were not recorded (setting `steps`): they counted, too
     if update.first and began == 0 and found != 0 and not facts.config.get("megatron_args", {}).get("load"):
         return f"it is {found:g} before the first update of the training", "it did not begin at 0"
     return None

@@ -69,17 +69,26 @@ def not_repeated(facts: RunFacts) -> Answer:
     read = batches(facts)
     if len(read) < 2:
         return Answer(exercised=len(read), skipped=_NO_BATCHES if not read else "one batch alone was read")
+    if _constant(read):
+        return Answer(exercised=len(read), findings=(_one_batch(read),))
     within = _repeats([[batch for batch in read if batch.step == step] for step in {b.step for b in read}])
+    ends = epoch_ends([batch.bits for batch in read])
+    if ends is not None and read[ends].step > read[0].step:
+        within = []  # a new epoch, in another order, may begin inside a step
     findings = [_within(within)] if within else []
     over: list[tuple[Batch, Batch]] = []
-    if not within and epoch_ends([batch.bits for batch in read]) is None:
+    if not within and ends is None and _unbroken(read):
         over = _repeats([read])
         findings += [_over(over)] if over else []
-    if not findings and _constant(read):
-        findings = [_one_batch(read)]
     return Answer(
         exercised=len(read), failed=len(within) + len(over) or len(findings), findings=tuple(findings)
     )
+
+
+def _unbroken(read: Sequence[Batch]) -> bool:
+    """Tell whether no step is missing in between: what is new after a gap may be of the epoch before."""
+    steps = {batch.step for batch in read}
+    return len(steps) == max(steps) - min(steps) + 1
 
 
 def _repeats(groups: Sequence[Sequence[Batch]]) -> list[tuple[Batch, Batch]]:

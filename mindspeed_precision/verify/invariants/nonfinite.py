@@ -81,11 +81,15 @@ def _is_mask(record: TensorRecord) -> bool:
 
 
 def _skipped_steps(facts: RunFacts) -> frozenset[int]:
-    """Return the steps that the optimizer skipped on every rank: it was called and updated nothing."""
-    called = {r.key.step for _, r in facts.everywhere(Phase.OPTIMIZER, Role.PARAM)}
+    """Return the steps in which no rank's optimizer was seen to update, so that they may have been skipped.
+
+    It was called and updated nothing, or it was not recorded, or the step did not end.
+    """
+    ranks = facts.ranks.values()
+    steps = {r.key.step for rank in ranks for r in (*rank.records, *rank.unfinished)}
     updated = {r.key.step for _, r in facts.everywhere(Phase.OPTIMIZER, Role.HYPERPARAMETER)}
     half = any(p.dtype == "float16" for rank in facts.ranks for p in facts.parameters(rank).values())
-    return frozenset(called - updated) if half else frozenset()
+    return frozenset(steps - updated) if half else frozenset()
 
 
 LARGEST = {

@@ -123,12 +123,19 @@ _NOTED = {
 }
 """Attributes of Megatron's scheduler, as a run notes them (``config.schedule``), by those of ``Schedule``."""
 
+_NUMBERS = ("warmup", "decay", "wd_samples", "init_lr", "max_lr", "min_lr", "start_wd", "end_wd")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
 
 def schedules(facts: RunFacts) -> tuple[Schedule | None, Schedule | None]:
     """Return the schedule that the run stepped, and the one that its arguments ask for; None: not known."""
     noted = facts.config.get("schedule")
     known: dict[str, Any] = {name: noted.get(key) for name, key in _NOTED.items()} if noted else {}
-    stepped = Schedule(**known) if known else None
+    # a scheduler of another class may keep its numbers otherwise
+    stepped = Schedule(**known) if known and all(_is_number(known[name]) for name in _NUMBERS) else None
     try:
         return stepped, schedule_of(facts.config.get("megatron_args", {}))
     except ConfigError:
@@ -193,10 +200,10 @@ def _planned(facts: RunFacts) -> Sequence[int]:
 
 def _wrong_lr(facts: RunFacts, update: Update, schedule: Schedule, count: float) -> list[Failure]:
     arguments = facts.config.get("megatron_args", {})
-    own = arguments.get("decoupled_lr")
+    own, lowest = arguments.get("decoupled_lr"), arguments.get("decoupled_min_lr")
     expected = [schedule.lr(count)]
-    if own is not None:
-        expected.append(schedule.lr(count, max_lr=own, min_lr=arguments.get("decoupled_min_lr")))
+    if _is_number(own):
+        expected.append(schedule.lr(count, max_lr=own, min_lr=lowest if _is_number(lowest) else None))
     known = [value * update.numbers.get("lr_mult", 1.0) for value in expected]
     known += expected  # later versions do not multiply
     used = update.numbers["lr"]
