@@ -60,7 +60,7 @@ def _before(context: CaptureContext, fqn: str, parameter: Any) -> Callable[[Any]
         accumulated = context.backend.gradient(parameter)
         if accumulated is not None:
             observe_main_grad(context, fqn, accumulated, "before", microbatch)
-            if context.settings.verify_sums:
+            if context.settings.verify_sums and context.recorder.recording:
                 copies = context.backend.copy(accumulated), context.backend.copy(grad)
                 context.waiting_sums[fqn] = copies  # until the sum is there, which is soon
 

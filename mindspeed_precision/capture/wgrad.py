@@ -151,7 +151,7 @@ def verify_product(
         total_input: ``[tokens, in]``.
         sides: ``main_grad`` after and before, whose difference ``wgrad`` is.
     """
-    if context.settings.verify_products:
+    if context.settings.verify_products and context.recorder.recording:
         left = grad_output.reshape(-1, grad_output.shape[-1])
         right = total_input.reshape(-1, total_input.shape[-1])
         found = context.backend.product_excess(wgrad, left, right, sides)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -21,6 +22,9 @@ from mindspeed_precision.record.site import Site, SiteTable
 from mindspeed_precision.record.statistics import digest_host, digest_number
 from mindspeed_precision.record.watch import Watch
 from mindspeed_precision.records import INIT_STEP, NO_MICROBATCH, Digest, Part, Phase, Place, Role
+
+_PATIENCE = 10.0
+"""Seconds that a failed run waits for its device."""
 
 _NUMBER = Form(shape=(), dtype="float64", layout=None)
 
@@ -94,6 +98,11 @@ class Recorder:
         self.step = step
         self._wanted = step == INIT_STEP or step in self._settings.steps
         self._sites.begin_step(step)
+
+    @property
+    def recording(self) -> bool:
+        """Whether the running step is recorded: outside ``settings.steps`` nothing is to be computed."""
+        return self._wanted
 
     def site(
         self,
@@ -236,14 +245,18 @@ class Recorder:
         """
         pending, self._pending = self._pending, []
         if not complete and self._wanted and pending:
-            with suppress(
-                Exception
-            ):  # a device that failed may refuse; the training's own error is what counts
+            with suppress(Exception):  # the training's own error is what counts
                 self._write_unfinished(pending)
         self._writer.close(complete=complete)
 
     def _write_unfinished(self, pending: list[_Pending]) -> None:
-        finished = self._finish(pending)
+        finished: list[tuple[_Pending, str]] = []
+        # a device may wait for ever: for a collective with a rank that is gone
+        asking = threading.Thread(target=lambda: finished.extend(self._finish(pending)), daemon=True)
+        asking.start()
+        asking.join(_PATIENCE)
+        if asking.is_alive():
+            return
         lines = [self._line(seq, item, text) for seq, (item, text) in enumerate(finished, self._next_seq)]
         self._writer.write_unfinished(lines)
         if self._watch is not None:

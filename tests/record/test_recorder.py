@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import threading
 import weakref
 
 import numpy as np
@@ -252,3 +253,18 @@ def test_the_records_of_a_step_that_was_only_begun_are_dropped(recorder_of):
     see(recorder, key(1), torch.ones(3))
     recorder.close(complete=True)
     assert not load_run(out).ranks[0].unfinished
+
+
+def test_a_device_that_never_answers_does_not_hold_up_a_failed_training(recorder_of, monkeypatch):
+    """As it does while a collective waits for a rank that is gone."""
+    out, recorder = recorder_of()
+    monkeypatch.setattr("mindspeed_precision.record.recorder._PATIENCE", 0.05)
+    never = threading.Event()
+    monkeypatch.setattr(recorder, "_finish", lambda pending: [] if never.wait() else [])
+    recorder.begin_step(0)
+    see(recorder, key(0), torch.ones(3))
+    recorder.close(complete=False)
+    never.set()
+    rank = load_run(out).ranks[0]
+    assert not rank.unfinished
+    assert not rank.complete

@@ -266,3 +266,13 @@ def test_without_elements_what_is_needed_is_said(tmp_path):
     assert "capture.verify_products" in found["wgrad.not_the_product"].skipped
     assert "needs elements" in found["optimizer.update_not_recomputed"].skipped
     assert HEAD not in found["optimizer.update_not_recomputed"].skipped
+
+
+def test_a_counter_is_not_judged_by_steps_that_were_not_recorded(tmp_path):
+    def later(extra):
+        unseen = plant(step=0, drop=True)
+        counts = [plant(role="hyperparameter", slot="step", step=1, value=constant(count)) for count in extra]
+        return check(tmp_path / str(len(extra)), unseen, *counts, steps=3)
+
+    assert "optimizer.step_counter" not in ids(later([]))
+    assert "optimizer.step_counter" in ids(later([7]))  # step 2 then goes back to 2

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from run_building import RunBuilder, dense, findings_of, outcome_of, ranks
 
+from mindspeed_precision.records import Severity
+
 
 def tokens(number):
     return np.arange(8, dtype=np.int64) * 3 + number
@@ -38,8 +40,9 @@ IDS = ("data.repeated_in_step", "data.repeated", "data.sample_ids", "data.lane_r
         [[[0, 1], [2, 3]], [[4, 5], [6, 7]]],
         [[[0, 1], [2, 3]], [[0, 1], [2, 3]], [[0, 1], [2, 3]]],  # an epoch of one step
         [[[0, 1], [2, 3]], [[1, 0], [3, 2]]],  # and another order in the next
+        [[[0, 1], [2, 3]], [[4, 5], [4, 1]], [[0, 2], [3, 5]]],  # the next one begins inside a step
     ],
-    ids=["one epoch", "three epochs", "shuffled epochs"],
+    ids=["one epoch", "three epochs", "shuffled epochs", "an epoch that ends inside a step"],
 )
 def test_healthy_data(tmp_path, numbers):
     run = reading(tmp_path / "run", numbers, coordinates=ranks(2))
@@ -318,3 +321,17 @@ def test_no_row_of_zeros_in_an_embedding(tmp_path):
     assert "fprop.zero_rows" in findings_of(
         normed(tmp_path / "faulty", given=given, got=LAST_ROW_ZERO, name=name)
     )
+
+
+def test_one_batch_over_and_over_is_meant_or_not_and_no_error(tmp_path):
+    run = reading(tmp_path / "run", [[[0, 0], [0, 0]]] * 3, coordinates=ranks(2))
+    found = findings_of(run, *IDS)
+    assert set(found) == {"data.repeated"}
+    assert found["data.repeated"].severity is Severity.WARNING
+
+
+def test_steps_that_were_not_recorded_may_have_ended_an_epoch(tmp_path):
+    builder = RunBuilder()
+    for step in (0, 10, 11):  # an epoch of ten steps
+        builder.add("batch", "batch", "batch", tokens(step % 10), slot="tokens", step=step, microbatch=0)
+    assert not findings_of(builder.write(tmp_path / "run"), *IDS)

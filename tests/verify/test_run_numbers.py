@@ -56,6 +56,14 @@ def test_a_step_that_fp16_skips_may_overflow(tmp_path):
     assert "nonfinite.first" in findings_of(float32)
 
 
+def test_where_updates_were_not_recorded_float16_may_have_skipped_them(tmp_path):
+    builder = RunBuilder(dtype="float16")
+    builder.add("grad_output", "dgrad", "", with_nan(np.inf), microbatch=0, slot="0")
+    run = builder.write(tmp_path / "run")
+    assert not findings_of(run, "nonfinite.first")
+    assert "was not recorded" in outcome_of(run, "nonfinite.first").skipped
+
+
 def growing(directory, sizes, dtype=np.float32):
     builder = RunBuilder()
     for step, size in enumerate(sizes):
