@@ -40,8 +40,10 @@ def _any(name: str) -> bool:
     return True
 
 
-LAYOUT_ARGUMENTS = frozenset({"sequence_parallel", "use_distributed_optimizer"})
-"""Arguments that place tensors over ranks: where the layouts differ they say nothing more."""
+def _places_tensors(name: str) -> bool:
+    """Tell whether an argument places tensors over ranks: where the layouts differ it says nothing more."""
+    meaning = load_meanings().argument(name)
+    return meaning is not None and meaning.judged_by == "layout"
 
 
 @rule("config.microbatches_differ")
@@ -127,7 +129,7 @@ def configuration(facts: Facts) -> Iterable[Finding]:
     one, two = (_arguments(run) for run in (facts.baseline, facts.candidate))
     if facts.alignment.layouts:
         one, two = (
-            {name: value for name, value in found.items() if name not in LAYOUT_ARGUMENTS}
+            {name: value for name, value in found.items() if not _places_tensors(name)}
             for found in (one, two)
         )
     yield from _differences(
