@@ -260,7 +260,12 @@ def test_a_device_that_never_answers_does_not_hold_up_a_failed_training(recorder
     out, recorder = recorder_of()
     monkeypatch.setattr("mindspeed_precision.record.recorder._PATIENCE", 0.05)
     never = threading.Event()
-    monkeypatch.setattr(recorder, "_finish", lambda pending: [] if never.wait() else [])
+
+    def finish(pending):
+        never.wait()
+        return []
+
+    monkeypatch.setattr(recorder, "_finish", finish)
     recorder.begin_step(0)
     see(recorder, key(0), torch.ones(3))
     recorder.close(complete=False)

@@ -48,6 +48,10 @@ def latent_spec(wrapped, instance, args, kwargs):
             probs = scores.masked_fill(attention_mask, -10_000.0).softmax(-1)
             return torch.einsum("bnst,tbnd->sbnd", probs, value).flatten(2)
 
+    from megatron.core.transformer import multi_latent_attention
+
+    if not isinstance(multi_latent_attention.TELinear, type):  # it is asked for, and is None without it
+        multi_latent_attention.TELinear = type("TELinear", (), {})
     spec = wrapped(*args, **{**kwargs, "multi_latent_attention": True})
     spec.submodules.self_attention.submodules.core_attention = Attention
     return spec

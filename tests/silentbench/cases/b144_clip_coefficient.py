@@ -10,8 +10,10 @@ from silentbench.layouts import ONE
 def from_rounded(wrapped, instance, args, kwargs):
     import torch
 
-    parameters, limit, norm, *rest = args
-    return wrapped(parameters, limit, float(torch.tensor(float(norm)).bfloat16()), *rest, **kwargs)
+    given = dict(zip(("parameters", "max_norm", "total_norm", "use_decoupled_grad"), args, strict=False))
+    given |= kwargs
+    given["total_norm"] = float(torch.tensor(float(given["total_norm"])).bfloat16())
+    return wrapped(**given)
 
 
 CASE = case(
