@@ -36,6 +36,10 @@ COLLECTIVES = frozenset(
 """Slots of what a collective is given and gives back; ``.index`` follows where it is several tensors."""
 
 
+FUSED_DIFFERENCE = "difference of main_grad after and before a fused GEMM"
+"""Note of a dW that never was a tensor of its own."""
+
+
 class Phase(str, Enum):
     """When a tensor was seen, in the order in which one step goes through it."""
 

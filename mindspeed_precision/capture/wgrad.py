@@ -14,9 +14,7 @@ from typing import Any
 from mindspeed_precision.capture.clock import Call
 from mindspeed_precision.capture.context import CaptureContext, active
 from mindspeed_precision.capture.gradients import observe_main_grad
-from mindspeed_precision.records import Phase, Role
-
-DIFFERENCE = "difference of main_grad after and before a fused GEMM"
+from mindspeed_precision.records import FUSED_DIFFERENCE, Phase, Role
 
 _running = threading.local()
 
@@ -181,7 +179,7 @@ def observe_fused_gemm(
     before = context.backend.copy(main_grad)
     result = wrapped(*args, **kwargs)
     added = context.backend.difference(main_grad, before)
-    context.observe_call(call, Phase.WGRAD, Role.WGRAD, added, note=DIFFERENCE)
+    context.observe_call(call, Phase.WGRAD, Role.WGRAD, added, note=FUSED_DIFFERENCE)
     verify_product(context, call, added, grad_output, total_input, (main_grad, before))
     observe_main_grad(context, parameter, main_grad, "after", call.microbatch)
     context.coverage.saw_wgrad(parameter, call.microbatch)

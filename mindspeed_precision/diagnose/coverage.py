@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from mindspeed_precision.diagnose.facts import Facts
 from mindspeed_precision.dump.reader import RankRecords
-from mindspeed_precision.records import Coverage, Phase, Role, Side
+from mindspeed_precision.records import FUSED_DIFFERENCE, Coverage, Phase, Role, Side, TensorRecord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,10 +39,16 @@ def gaps(facts: Facts) -> list[Gap]:
 
 def _seen(rank: RankRecords) -> set[tuple[str, int, int]]:
     return {
-        (record.key.fqn, record.key.step, record.key.microbatch)
+        (_parameter(record), record.key.step, record.key.microbatch)
         for record in rank.records
         if record.key.phase is Phase.WGRAD and record.key.role in (Role.WGRAD, Role.BGRAD)
     }
+
+
+def _parameter(record: TensorRecord) -> str:
+    """Return whose gradient it is: a GEMM that adds dW straight to main_grad records its module alone."""
+    fused = record.note == FUSED_DIFFERENCE
+    return f"{record.key.fqn}.weight" if fused else record.key.fqn
 
 
 def _first_missing(

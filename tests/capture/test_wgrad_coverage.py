@@ -92,6 +92,15 @@ def test_every_parameter_has_its_gradient(record, options):
     assert len(keys) == len(set(keys))
 
 
+def test_a_fused_gemm_counts_as_dw_when_runs_are_compared(record):
+    from mindspeed_precision import compare_runs
+
+    run = record(gradient_accumulation_fusion=True)
+    diagnosis = compare_runs(run, run)
+    assert diagnosis.findings == ()
+    assert diagnosis.coverage.parameters == diagnosis.coverage.parameters_with_wgrad > 0
+
+
 @pytest.mark.matrix
 @pytest.mark.parametrize(
     "options",
