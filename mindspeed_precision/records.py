@@ -40,6 +40,10 @@ FUSED_DIFFERENCE = "difference of main_grad after and before a fused GEMM"
 """Note of a dW that never was a tensor of its own."""
 
 
+SCHEDULE = "schedule"
+"""Name of the records of the count of Megatron's schedule."""
+
+
 class Phase(str, Enum):
     """When a tensor was seen, in the order in which one step goes through it."""
 

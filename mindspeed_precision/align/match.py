@@ -29,6 +29,7 @@ from mindspeed_precision.align.vocabulary import Padding, padding_of, with_commo
 from mindspeed_precision.dump.reader import RankRecords, Run
 from mindspeed_precision.records import (
     INIT_STEP,
+    SCHEDULE,
     Pair,
     Phase,
     RecordKey,
@@ -122,6 +123,7 @@ def align(baseline: Run, candidate: Run, mappings: Sequence[Mapping] = ()) -> Al
         one = across.ruled(_by_key(baseline.ranks[rank], steps, start.baseline))
         two = across.ruled(_by_key(candidate.ranks[rank], steps, start.candidate))
         one, two = left.without_random(one, foreign), left.without_random(two, foreign)
+        one, two = _without_schedule(one, two), _without_schedule(two, one)
         found = across.with_holders(rank, across.with_copies(rank, across.alike(_pairs(rank, one, two))))
         pairs += with_conventions(found, of_side, {Side.BASELINE: one, Side.CANDIDATE: two})
         for side, mine, other in ((Side.BASELINE, one, two), (Side.CANDIDATE, two, one)):
@@ -293,6 +295,14 @@ class _LeftOut:
                 dropped = f"{count} record{'' if count == 1 else 's'} of the {side.value} dropped ({what})"
                 notes.append(f"{Path(mapping.where).name}: {dropped}: {drop.reason}")
         return notes
+
+
+def _without_schedule(
+    own: Mapping_[RecordKey, TensorRecord], other: Mapping_[RecordKey, TensorRecord]
+) -> dict[RecordKey, TensorRecord]:
+    """Leave out the count of Megatron's schedule where the other run trains without that class."""
+    shared = any(key.fqn == SCHEDULE for key in other)
+    return {key: record for key, record in own.items() if shared or key.fqn != SCHEDULE}
 
 
 def _by_key(rank: RankRecords, steps: Sequence[int], start: int | None) -> dict[RecordKey, TensorRecord]:

@@ -7,10 +7,7 @@ from typing import Any
 
 from mindspeed_precision.capture.configuration import plain
 from mindspeed_precision.capture.context import active
-from mindspeed_precision.records import Phase, Role
-
-SCHEDULE = "schedule"
-"""Name of the records of the schedule's count."""
+from mindspeed_precision.records import SCHEDULE, Phase, Role
 
 _ATTRIBUTES = (
     "init_lr", "max_lr", "min_lr", "lr_warmup_steps", "lr_decay_steps", "lr_decay_style", "wsd_decay_steps",

@@ -127,6 +127,8 @@ def perturbed(facts: Facts) -> Iterable[Finding]:
 def configuration(facts: Facts) -> Iterable[Finding]:
     """List the arguments that decide numbers and differ."""
     one, two = (_arguments(run) for run in (facts.baseline, facts.candidate))
+    if _foreign(facts):  # a function is named by its own framework: torch._C._nn.gelu
+        one, two = ({name: _last_name(value) for name, value in found.items()} for found in (one, two))
     if facts.alignment.layouts:
         one, two = (
             {name: value for name, value in found.items() if not _places_tensors(name)}
@@ -139,6 +141,11 @@ def configuration(facts: Facts) -> Iterable[Finding]:
         lines=_lines(one, two, _argument_decides),
         remedy="make the arguments equal, or know why they are not",
     )
+
+
+def _last_name(value: Any) -> Any:
+    dotted = isinstance(value, str) and all(part.isidentifier() for part in value.split("."))
+    return value.rpartition(".")[2] if dotted else value
 
 
 def _arguments(run: Run) -> Mapping[str, Any]:
