@@ -123,12 +123,11 @@ def align(baseline: Run, candidate: Run, mappings: Sequence[Mapping] = ()) -> Al
         one = across.ruled(_by_key(baseline.ranks[rank], steps, start.baseline))
         two = across.ruled(_by_key(candidate.ranks[rank], steps, start.candidate))
         one, two = left.without_random(one, foreign), left.without_random(two, foreign)
-        one, two = _without_schedule(one, two), _without_schedule(two, one)
         found = across.with_holders(rank, across.with_copies(rank, across.alike(_pairs(rank, one, two))))
         pairs += with_conventions(found, of_side, {Side.BASELINE: one, Side.CANDIDATE: two})
         for side, mine, other in ((Side.BASELINE, one, two), (Side.CANDIDATE, two, one)):
             alone = [record for key, record in mine.items() if key not in other]
-            rest = left.expected(side, alone, of_side[side])
+            rest = left.expected(side, alone, of_side[side], foreign)
             unmatched += _unmatched(side, rank, rest, other)
     notes += [
         *candidate_notes,
@@ -253,6 +252,7 @@ class _LeftOut:
         self._recomputed: Counter[Side] = Counter()
         self._dropped: Counter[Drop] = Counter()
         self._random = 0
+        self._schedule: Counter[Side] = Counter()
 
     def without_random(
         self, records: dict[RecordKey, TensorRecord], foreign: bool
@@ -263,9 +263,12 @@ class _LeftOut:
         return kept
 
     def expected(
-        self, side: Side, alone: Iterable[TensorRecord], mappings: Sequence[Mapping]
+        self, side: Side, alone: Iterable[TensorRecord], mappings: Sequence[Mapping], foreign: bool
     ) -> list[TensorRecord]:
-        """Return the records without a partner that nothing accounts for."""
+        """Return the records without a partner that nothing accounts for.
+
+        Of different frameworks one may train without Megatron's schedule, and has no count of it.
+        """
         drops = [drop for mapping in mappings for drop in mapping.drop]
         rest = []
         for record in alone:
@@ -274,6 +277,8 @@ class _LeftOut:
                 self._recomputed[side] += 1
             elif drop is not None:
                 self._dropped[drop] += 1
+            elif foreign and record.key.fqn == SCHEDULE:
+                self._schedule[side] += 1
             else:
                 rest.append(record)
         return rest
@@ -285,6 +290,10 @@ class _LeftOut:
             for side, count in self._recomputed.items()
             if count
         ]
+        notes += [
+            f"only the {side.value} steps Megatron's schedule: {count} records of its count not compared"
+            for side, count in self._schedule.items()
+        ]
         if self._random:
             notes.append(f"{self._random} random states of different generators not compared")
         for side, of_side in mappings.items():
@@ -295,14 +304,6 @@ class _LeftOut:
                 dropped = f"{count} record{'' if count == 1 else 's'} of the {side.value} dropped ({what})"
                 notes.append(f"{Path(mapping.where).name}: {dropped}: {drop.reason}")
         return notes
-
-
-def _without_schedule(
-    own: Mapping_[RecordKey, TensorRecord], other: Mapping_[RecordKey, TensorRecord]
-) -> dict[RecordKey, TensorRecord]:
-    """Leave out the count of Megatron's schedule where the other run trains without that class."""
-    shared = any(key.fqn == SCHEDULE for key in other)
-    return {key: record for key, record in own.items() if shared or key.fqn != SCHEDULE}
 
 
 def _by_key(rank: RankRecords, steps: Sequence[int], start: int | None) -> dict[RecordKey, TensorRecord]:

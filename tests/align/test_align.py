@@ -11,7 +11,7 @@ from mindspeed_precision.align import align
 from mindspeed_precision.align.match import CLOSEST
 from mindspeed_precision.dump.reader import load_run
 from mindspeed_precision.errors import IncomparableError
-from mindspeed_precision.records import Level, Side
+from mindspeed_precision.records import SCHEDULE, Level, Phase, RecordKey, Role, Side
 from mindspeed_precision.testing.fake_runs import LINEAR, plant, write_fake_run
 
 
@@ -106,3 +106,24 @@ def test_no_common_step_says_which_there_are(tmp_path):
     later = replace(two.ranks[0], steps=(-1, 7, 8))
     with pytest.raises(IncomparableError, match=r"found steps 7-8, expected steps 0-1"):
         align(one, replace(two, ranks={0: later}))
+
+
+@pytest.mark.parametrize("foreign", [True, False])
+def test_a_schedule_that_one_framework_lacks_is_said_and_one_that_is_not_stepped_is_a_gap(tmp_path, foreign):
+    one, two = runs(tmp_path)
+    count = replace(
+        one.ranks[0].records[-1],
+        seq=len(one.ranks[0].records),
+        key=RecordKey(
+            step=1, phase=Phase.OPTIMIZER, fqn=SCHEDULE, role=Role.HYPERPARAMETER, slot="num_steps"
+        ),
+    )
+    rank = replace(one.ranks[0], records=(*one.ranks[0].records, count))
+    names = ("torch", "mindspore") if foreign else ("torch", "torch")
+    one, two = (
+        replace(run, ranks=ranks, manifest={**run.manifest, "framework": {"name": name}})
+        for run, ranks, name in ((one, {**one.ranks, 0: rank}, names[0]), (two, two.ranks, names[1]))
+    )
+    alignment = align(one, two)
+    assert [u.key.fqn for u in alignment.unmatched] == ([] if foreign else [SCHEDULE])
+    assert any("1 records of its count not compared" in note for note in alignment.notes) is foreign
