@@ -21,6 +21,14 @@ from mindspeed_precision.records import Severity
 JUDGES = ("", "schedule", "data", "weights", "layout")
 
 
+_FRAMEWORKS = frozenset({"torch", "mindtorch", "mindspore", "msadapter"})
+
+
+def without_framework(text: str) -> str:
+    """Return a type or a function without the modules that have it: ``gelu`` of ``torch._C._nn.gelu``."""
+    return text.rpartition(".")[2] if text.partition(".")[0] in _FRAMEWORKS else text
+
+
 class Effect(str, Enum):
     """What a difference does to the numbers of two otherwise equal runs."""
 

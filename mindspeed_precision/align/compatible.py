@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
 
 from mindspeed_precision.dump.reader import Run
 from mindspeed_precision.errors import IncomparableError
@@ -10,10 +12,31 @@ from mindspeed_precision.records import INIT_STEP, ParameterDeclaration
 
 _SHOWN = 3
 
+_OWN_SWITCHES = {
+    "environment": ("OMP_*", "MKL_*", "ONEDNN_*", "DNNL_*", "NVTE_*", "TORCHDYNAMO_*", "TASK_QUEUE_*"),
+    "numerics": ("num_threads", "mkldnn", "cpu_capability", "device"),
+}
+"""What two frameworks take differently even where they have it both: it says nothing across them."""
+
 
 def different_frameworks(baseline: Run, candidate: Run) -> bool:
     """Tell whether two frameworks computed the runs; runs whose manifests do not say are taken for alike."""
     return bool(baseline.framework and candidate.framework) and baseline.framework != candidate.framework
+
+
+def comparable(baseline: Run, candidate: Run, section: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Return a section of both manifests; of two frameworks only what both have and read in the same way."""
+    one, two = (_section(run, section) for run in (baseline, candidate))
+    if not different_frameworks(baseline, candidate):
+        return one, two
+    own = _OWN_SWITCHES.get(section, ())
+    common = [n for n in one if n in two and not any(fnmatchcase(n, pattern) for pattern in own)]
+    return {name: one[name] for name in common}, {name: two[name] for name in common}
+
+
+def _section(run: Run, name: str) -> Mapping[str, Any]:
+    found = run.manifest.get(name)
+    return found if isinstance(found, dict) else {}
 
 
 def foreign_notes(baseline: Run, candidate: Run) -> list[str]:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
 
+from mindspeed_precision.arguments import add_flags
 from mindspeed_precision.config import data_directory, read_document
 
 ANY_NUMBER = -1
-OUR_OWN = {
-    "precision-debug": 0,
-    "precision-debug-config": 1,
-    "precision-debug-set": ANY_NUMBER,
-    "precision-debug-out": 1,
-}
 _CLOSE = 0.88
 """Share of letters in common from which an unknown name is taken for a misspelling of a known one."""
 
@@ -80,6 +76,13 @@ class KnownArguments:
         return found[0] if found else ""
 
 
+def _our_own() -> dict[str, int]:
+    """Return how many values each of this tool's own flags takes."""
+    flags = add_flags(argparse.ArgumentParser(add_help=False))._actions
+    counts = {0: 0, None: 1, "*": ANY_NUMBER}
+    return {flag.removeprefix("--"): counts[one.nargs] for one in flags for flag in one.option_strings}
+
+
 @lru_cache(maxsize=1)
 def known_arguments() -> KnownArguments:
     """Read the table.
@@ -89,7 +92,8 @@ def known_arguments() -> KnownArguments:
     """
     path = data_directory("configs") / "preflight" / "arguments.yaml"
     plain = read_document(path, _Schema, kind="table of arguments", remedy="see docs/preflight.md")
-    values, owners = dict(OUR_OWN), dict.fromkeys(OUR_OWN, "mindspeed_precision")
+    values = _our_own()
+    owners = dict.fromkeys(values, "mindspeed_precision")
     for owner in plain["arguments"]:
         for kind, count in (("switches", 0), ("values", 1), ("lists", ANY_NUMBER)):
             for name in owner[kind].split():

@@ -8,6 +8,7 @@ from typing import TextIO
 
 from mindspeed_precision.records import CheckOutcome, Examination, Severity
 from mindspeed_precision.report.console import Block, finding_blocks, print_blocks
+from mindspeed_precision.report.phrases import count
 from mindspeed_precision.report.verdict_json import finding_json, jsonable
 
 SCHEMA = 1
@@ -33,19 +34,15 @@ def headline(answer: Examination) -> str:
     if answer.headline:
         return answer.headline
     counts = {s: sum(finding.severity is s for finding in answer.findings) for s in Severity}
-    warnings = _count(counts[Severity.WARNING], "warning")
+    warnings = count(counts[Severity.WARNING], "warning")
     if counts[Severity.ERROR]:
-        return f"FAILED: {_count(counts[Severity.ERROR], 'error')}, {warnings}."
+        return f"FAILED: {count(counts[Severity.ERROR], 'error')}, {warnings}."
     if answer.vacuous:
         return "NO ANSWER: nothing was looked at."
-    exercised = _count(sum(one.exercised > 0 for one in answer.outcomes), "check")
+    exercised = count(sum(one.exercised > 0 for one in answer.outcomes), "check")
     if counts[Severity.WARNING]:
         return f"{warnings}, no error; {exercised} exercised."
     return f"PASSED: {exercised} exercised, nothing found."
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _outcome(outcome: CheckOutcome) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mindspeed_precision.dump.reader import Run
-from mindspeed_precision.meanings import load_meanings
+from mindspeed_precision.meanings import load_meanings, without_framework
 from mindspeed_precision.verify.aliases import alias_of, under_megatrons_names
 
 SECTIONS = ("megatron_args", "transformer_config", "ddp_config", "optimizer_config")
@@ -79,7 +79,7 @@ def normal(value: Any) -> Any:
     if isinstance(value, (int, float)):
         return float(value)
     if isinstance(value, str):
-        text = value.removeprefix("torch.")
+        text = without_framework(value)
         try:
             return float(text)
         except ValueError:

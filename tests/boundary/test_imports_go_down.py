@@ -45,7 +45,7 @@ MAY_IMPORT = {
     "compare": {"dump", "align"},
     "diagnose": {"dump", "align", "compare", "backends"},  # backends: replay asks for one by name
     "verify": {"dump", "align", "compare"},
-    "launches": set(),
+    "launches": {"arguments"},  # arguments: our own flags
     "shrink": {"launches", "preflight", "verify"},
     "certify": {"dump", "align", "launches", "determinism", "flow"},  # flow: what `compare` is
     "preflight": {"launches", "determinism", "verify"},

@@ -9,7 +9,7 @@ import pytest
 
 from mindspeed_precision.config import data_directory
 from mindspeed_precision.errors import ConfigError
-from mindspeed_precision.meanings import Effect, load_meanings, read_meanings
+from mindspeed_precision.meanings import Effect, load_meanings, read_meanings, without_framework
 from mindspeed_precision.records import Severity
 from mindspeed_precision.verify.aliases import load_aliases
 
@@ -128,3 +128,15 @@ def test_a_table_that_does_not_fit_is_refused(tmp_path, text):
 def test_tables_are_shipped():
     files = sorted(path.stem for path in (data_directory("configs") / "meanings").glob("*.yaml"))
     assert files == ["aliases", "environment", "forwarded", "megatron", "mindspeed"]
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "same"),
+    [
+        ("torch._C._nn.gelu", "mindtorch.nn.functional.gelu", True),
+        ("torch._C._nn.gelu", "mindtorch.nn.functional.silu", False),
+        ("corpus.bin", "other.bin", False),
+    ],
+)
+def test_a_function_has_one_name_in_every_framework_and_a_file_keeps_its_own(one, two, same):
+    assert (without_framework(one) == without_framework(two)) is same

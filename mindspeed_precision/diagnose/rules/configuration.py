@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from fnmatch import fnmatchcase
 from typing import Any
 
-from mindspeed_precision.align.compatible import different_frameworks
+from mindspeed_precision.align.compatible import comparable, different_frameworks
 from mindspeed_precision.diagnose.facts import Facts
 from mindspeed_precision.diagnose.rules.registry import rule
 from mindspeed_precision.dump.reader import Run
-from mindspeed_precision.meanings import Effect, Meaning, load_meanings
+from mindspeed_precision.meanings import Effect, Meaning, load_meanings, without_framework
 from mindspeed_precision.records import INIT_STEP, Finding, Phase, Severity
-
-_OWN_SWITCHES = {
-    "environment": ("OMP_*", "MKL_*", "ONEDNN_*", "DNNL_*", "NVTE_*", "TORCHDYNAMO_*", "TASK_QUEUE_*"),
-    "numerics": ("num_threads", "mkldnn", "cpu_capability", "device"),
-}
-"""What two frameworks take differently even where they have it both: it says nothing across them."""
 
 _MOST = 12
 
@@ -127,8 +120,8 @@ def perturbed(facts: Facts) -> Iterable[Finding]:
 def configuration(facts: Facts) -> Iterable[Finding]:
     """List the arguments that decide numbers and differ."""
     one, two = (_arguments(run) for run in (facts.baseline, facts.candidate))
-    if _foreign(facts):  # a function is named by its own framework: torch._C._nn.gelu
-        one, two = ({name: _last_name(value) for name, value in found.items()} for found in (one, two))
+    if _foreign(facts):
+        one, two = ({name: _of_any(value) for name, value in found.items()} for found in (one, two))
     if facts.alignment.layouts:
         one, two = (
             {name: value for name, value in found.items() if not _places_tensors(name)}
@@ -143,9 +136,8 @@ def configuration(facts: Facts) -> Iterable[Finding]:
     )
 
 
-def _last_name(value: Any) -> Any:
-    dotted = isinstance(value, str) and all(part.isidentifier() for part in value.split("."))
-    return value.rpartition(".")[2] if dotted else value
+def _of_any(value: Any) -> Any:
+    return without_framework(value) if isinstance(value, str) else value
 
 
 def _arguments(run: Run) -> Mapping[str, Any]:
@@ -165,7 +157,7 @@ def environment(facts: Facts) -> Iterable[Finding]:
     lines = [
         line
         for name, decides in (("environment", _variable_decides), ("numerics", _any))
-        for line in _lines(*_comparable(facts, name), decides)
+        for line in _lines(*comparable(facts.baseline, facts.candidate, name), decides)
     ]
     yield from _differences(
         facts,
@@ -194,16 +186,6 @@ def versions(facts: Facts) -> Iterable[Finding]:
 
 def _foreign(facts: Facts) -> bool:
     return different_frameworks(facts.baseline, facts.candidate)
-
-
-def _comparable(facts: Facts, section: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Return a section of both runs; of different frameworks only what both have and read in the same way."""
-    one, two = _section(facts.baseline, section), _section(facts.candidate, section)
-    if not _foreign(facts):
-        return one, two
-    own = _OWN_SWITCHES.get(section, ())
-    common = [n for n in one if n in two and not any(fnmatchcase(n, pattern) for pattern in own)]
-    return {name: one[name] for name in common}, {name: two[name] for name in common}
 
 
 def _section(run: Run, name: str) -> Mapping[str, Any]:

@@ -90,15 +90,18 @@ def _skipped_steps(facts: RunFacts) -> frozenset[int]:
     ranks = facts.ranks.values()
     steps = {r.key.step for rank in ranks for r in (*rank.records, *rank.unfinished)}
     updated = {r.key.step for _, r in facts.everywhere(Phase.OPTIMIZER, Role.HYPERPARAMETER)}
-    half = any(p.dtype == "float16" for rank in facts.ranks for p in facts.parameters(rank).values())
-    return frozenset(steps - updated) if half else frozenset()
+    return frozenset(steps - updated) if _scales_its_loss(facts) else frozenset()
 
 
 def _unknown_updates(facts: RunFacts) -> bool:
     """Tell whether skipped steps are not known: float16 was trained, and the optimizer not recorded."""
     seen = any(True for _ in facts.everywhere(Phase.OPTIMIZER, Role.PARAM))
-    half = any(p.dtype == "float16" for rank in facts.ranks for p in facts.parameters(rank).values())
-    return half and not seen
+    return _scales_its_loss(facts) and not seen
+
+
+def _scales_its_loss(facts: RunFacts) -> bool:
+    """Tell whether gradients may overflow, for which the step is then skipped: float16."""
+    return any(p.dtype == "float16" for rank in facts.ranks for p in facts.parameters(rank).values())
 
 
 LARGEST = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from mindspeed_precision.align.compatible import comparable
 from mindspeed_precision.dump.reader import Run
 from mindspeed_precision.meanings import Effect, Meaning, load_meanings
 from mindspeed_precision.records import Severity
@@ -15,8 +16,8 @@ from mindspeed_precision.verify.registry import Answer
 
 _UNKNOWN = Meaning(effect=Effect.MAY, reason="not in the table of meanings")
 _SWITCH = Meaning(effect=Effect.MAY, reason="a switch of the framework: other kernels")
-_OWN_SWITCHES = ("num_threads", "mkldnn", "cpu_capability", "device", "digest_kernel")
-"""What says nothing across frameworks, or of the recording alone."""
+_OF_THE_RECORDING = {"digest_kernel"}
+"""Switches that say how a run was recorded, not how it was computed."""
 
 
 @pair_check(
@@ -34,10 +35,11 @@ def environment(facts: PairFacts) -> Answer:
             meaning = tables.variable(name) or _UNKNOWN
             lines.append((meaning.effect.severity, _line(name, one, two, meaning.reason)))
     left, right, _ = _sections(facts, "numerics")
-    for name in sorted({*left, *right} - {"digest_kernel"}):
-        own = facts.foreign and (name in _OWN_SWITCHES or name not in left or name not in right)
-        if left.get(name) != right.get(name) and not own:
-            lines.append((_SWITCH.effect.severity, _line(name, left, right, _SWITCH.reason)))
+    lines += [
+        (_SWITCH.effect.severity, _line(name, left, right, _SWITCH.reason))
+        for name in sorted({*left, *right} - _OF_THE_RECORDING)
+        if left.get(name) != right.get(name)
+    ]
     return Answer(
         exercised=len({*one, *two}) + len({*left, *right}),
         findings=tuple(by_severity("env.differs", "settings of the environment", lines, _REMEDY)),
@@ -85,7 +87,8 @@ def _sections(facts: PairFacts, name: str) -> tuple[Mapping[str, Any], Mapping[s
     one, two = (run.manifest.get(name) for run in (facts.baseline, facts.candidate))
     if not isinstance(one, dict) or not isinstance(two, dict):
         return {}, {}, f"a run does not say its {name}"
-    return one, two, ""
+    left_out = f"what one framework alone has in its {name}, or reads in its own way" if facts.foreign else ""
+    return *comparable(facts.baseline, facts.candidate, name), left_out
 
 
 def _line(name: str, one: Mapping[str, Any], two: Mapping[str, Any], reason: str) -> str:
