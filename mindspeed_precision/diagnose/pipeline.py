@@ -11,6 +11,7 @@ from mindspeed_precision.compare import Calibration, Policy, compare_pair, make_
 from mindspeed_precision.compare.cancellation import GRADIENT_ROLES
 from mindspeed_precision.compare.gain import Gains
 from mindspeed_precision.compare.verdict import CANCELS, direction_unseen, order_unseen
+from mindspeed_precision.diagnose.acceptance import accept
 from mindspeed_precision.diagnose.coverage import coverage_of
 from mindspeed_precision.diagnose.divergence import find_origins
 from mindspeed_precision.diagnose.facts import Facts, trained_names
@@ -154,6 +155,7 @@ def conclude(facts: Facts, findings: Sequence[Finding]) -> Diagnosis:
         unmatched=facts.alignment.unmatched,
         policy=facts.policy.describe(),
         decided=Counter(comparison.verdict for comparison in comparisons),
+        acceptance=accept(comparisons, scalars),
         comparisons=comparisons,
     )
 
