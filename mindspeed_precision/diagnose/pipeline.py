@@ -22,6 +22,7 @@ from mindspeed_precision.diagnose.reported import reported_findings
 from mindspeed_precision.diagnose.rules import run_rules
 from mindspeed_precision.diagnose.scalars import loss_error, step_scalars
 from mindspeed_precision.dump.reader import Run
+from mindspeed_precision.progress import Progress, silent, watched
 from mindspeed_precision.records import (
     Comparison,
     Diagnosis,
@@ -45,6 +46,7 @@ def gather_facts(
     *,
     policy: Policy,
     calibration: Calibration | None = None,
+    progress: Progress = silent,
 ) -> Facts:
     """Compare every pair and find where divergences start.
 
@@ -54,6 +56,7 @@ def gather_facts(
         alignment: of the two.
         policy: what counts as aligned.
         calibration: bounds that take the place of the policy's.
+        progress: is told how many pairs were compared.
 
     Raises:
         DumpError: a payload that an index promises cannot be read.
@@ -68,7 +71,7 @@ def gather_facts(
     )
     comparisons = [
         compare_pair(pair, policy=policy, baseline=baseline, candidate=candidate, context=context)
-        for pair in alignment.pairs
+        for pair in watched(alignment.pairs, progress, "comparing", len(alignment.pairs))
     ]
     notes = list(context.notes) if context is not None else []
     notes += calibration.notes(comparisons) if calibration is not None else []

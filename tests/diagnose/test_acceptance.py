@@ -1,4 +1,4 @@
-"""The acceptance criterion of Ascend beside our verdict: passed, failed, undecided, never one for the other."""
+"""The acceptance criterion of Ascend beside our verdict: what was not recorded is undecided."""
 
 from __future__ import annotations
 

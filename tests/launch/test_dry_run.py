@@ -79,7 +79,7 @@ def test_every_script_and_example_has_a_dry_run():
     ("script", "starter"), [("torch_npu.sh", "torchrun"), ("mindspore.sh", "msrun"), ("gpu.sh", "torchrun")]
 )
 def test_the_lines_do_what_the_script_does(script, starter, directory):
-    """A stand-in for the launcher writes what it was given: by the script, by a shell fed with its dry run."""
+    """A stand-in for the launcher writes what it is given, by the script and by its dry run."""
     stand_in = directory / "bin" / starter
     stand_in.parent.mkdir()
     stand_in.write_text(
