@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from mindspeed_precision.cli_ecosystem import add_ecosystem_commands
 from mindspeed_precision.cli_examine import add_examinations
 from mindspeed_precision.cli_launch import add_launch_commands, split_launch
 from mindspeed_precision.errors import PrecisionError
@@ -76,6 +77,8 @@ def build_parser() -> argparse.ArgumentParser:
     show.add_argument("--step", type=int, help="only this step; -1 is before the first")
     show.add_argument("--json", action="store_true", help="print JSON")
     show.set_defaults(run=_show)
+
+    add_ecosystem_commands(commands)
 
     patches = commands.add_parser("patches", help="what is patched where and why")
     actions = patches.add_subparsers(dest="action", metavar="ACTION", required=True)

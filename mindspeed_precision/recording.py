@@ -32,11 +32,12 @@ from mindspeed_precision.config import Settings
 from mindspeed_precision.dump.format import SCHEMA
 from mindspeed_precision.dump.writer import RankWriter, create_run, update_manifest
 from mindspeed_precision.errors import ConfigError, PrecisionError
+from mindspeed_precision.export.live import LiveExport, open_live
 from mindspeed_precision.live import Shape
 from mindspeed_precision.live.reporter import Reporter
 from mindspeed_precision.record.elements import width_of
 from mindspeed_precision.record.recorder import Recorder
-from mindspeed_precision.record.watch import Watch
+from mindspeed_precision.record.watch import Onlooker, Onlookers, Watch
 from mindspeed_precision.records import (
     INIT_STEP,
     Finding,
@@ -62,9 +63,11 @@ class Recording:
         settings: Settings,
         rank: int,
         reporter: Reporter,
+        export: LiveExport | None,
     ) -> None:
         self.context = context
         self.reporter = reporter
+        self._export = export
         self._writer = writer
         self._settings = settings
         self._rank = rank
@@ -123,7 +126,11 @@ class Recording:
         writer.declare_parameters(_declarations(backend, names, placed))
         writer.write_effective(effective_state(backend, names, optimizer))
         reporter = Reporter(settings, coordinates, manifest["config"].get("megatron_args", {}))
-        watch = _watch(backend, names, coordinates, reporter) if settings.capture.live_warnings else None
+        export = open_live(settings.export, settings.out, rank=coordinates.rank)
+        looking: list[Onlooker] = [] if export is None else [export]
+        if settings.capture.live_warnings:
+            looking.insert(0, _watch(backend, names, coordinates, reporter))
+        watch = Onlookers(looking) if looking else None
         recorder = Recorder(backend=backend, writer=writer, settings=settings, watch=watch)
         placer = ActivationPlacer(
             backend=backend, rules=rules, names=names, coordinates=coordinates, parameters=placed
@@ -137,7 +144,12 @@ class Recording:
             placer=placer,
         )
         recording = cls(
-            context=context, writer=writer, settings=settings, rank=coordinates.rank, reporter=reporter
+            context=context,
+            writer=writer,
+            settings=settings,
+            rank=coordinates.rank,
+            reporter=reporter,
+            export=export,
         )
         recording._config = manifest["config"]
         recording._kept = capture.attach(context, chunks, optimizer)
@@ -248,6 +260,8 @@ class Recording:
         """Close this rank's files; ``complete``: training ended well, else ``error`` names what ended it."""
         self.update(findings=findings, audit=audit)
         self.context.recorder.close(complete=complete)
+        if self._export is not None:
+            self._export.close()
         self.reporter.end(
             findings,
             records=self._writer.records,

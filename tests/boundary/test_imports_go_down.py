@@ -49,6 +49,7 @@ MAY_IMPORT = {
     "launches": {"arguments"},  # arguments: our own flags
     "shrink": {"launches", "preflight", "verify"},
     "live": {"record", "report"},  # report: the bar
+    "export": {"dump"},
     "certify": {"dump", "align", "launches", "determinism", "flow"},  # flow: what `compare` is
     "preflight": {"launches", "determinism", "verify"},
     "report": {"dump", "align", "compare", "diagnose", "verify", "patching"},  # patching: `patches list`
@@ -56,7 +57,7 @@ MAY_IMPORT = {
 ANYTHING = {"testing"}  # plays whole runs, so it may touch every stage
 NO_FRAMEWORK = {
     *("record", "dump", "align", "compare", "diagnose", "verify", "report"),
-    *("launches", "preflight", "shrink", "certify", "live"),
+    *("launches", "preflight", "shrink", "certify", "live", "export"),
 }
 
 

@@ -56,9 +56,9 @@ def test_the_start_line_says_what_and_about_how_much():
     expected = Expectation(records=1495, index_bytes=909_000, seconds=0.7)
     line = start_line(settings(), expected, MODEL, world_size=1, known=True)
     assert line == (
-        "recording to runs/a: every step, rank 0, level statistics; about 1 495 records and 909 kB a step and "
-        "rank; overhead at most about 0.7 s a step; counted from 2 trainable parameters (16 448 elements), "
-        "4 microbatches"
+        "recording to runs/a: every step, rank 0, level statistics; about 1 495 records and 909 kB a step "
+        "and rank; overhead at most about 0.7 s a step; counted from 2 trainable parameters (16 448 "
+        "elements), 4 microbatches"
     )
 
 
