@@ -62,6 +62,8 @@ def export_run(
                 unit="numbers",
             )
         )
+    if wandb:
+        WandbWriter.end_service()
     return Examination(
         command="export",
         subjects={"run": str(run.path)},

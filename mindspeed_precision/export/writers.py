@@ -101,8 +101,15 @@ class WandbWriter:
         self._run.log(dict(values), step=step)
 
     def close(self) -> None:
-        """End the run."""
+        """End the run; its file is whole when the service that writes it ends (``end_service``)."""
         self._run.finish()
+
+    @staticmethod
+    def end_service() -> None:
+        """Wait for wandb's own process to write all and to end; ends every run of this process."""
+        import wandb
+
+        wandb.teardown()
 
 
 def _mode() -> Any:

@@ -215,7 +215,7 @@ def test_wandb_writes_an_offline_run(tmp_path, monkeypatch):
 
 
 def wandb_history(file):
-    """Return the rows of a run: records of wandb's protocol in chunks of 32 KiB blocks, as leveldb's log has."""
+    """Return the rows of a run: records of wandb's protocol in blocks of 32 KiB, as in leveldb's log."""
     from wandb.proto import wandb_internal_pb2
 
     data, rows, whole = file.read_bytes(), [], b""
