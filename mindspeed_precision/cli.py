@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from mindspeed_precision.cli_ecosystem import add_ecosystem_commands
 from mindspeed_precision.cli_examine import add_examinations
 from mindspeed_precision.cli_launch import add_launch_commands, split_launch
 from mindspeed_precision.errors import PrecisionError
@@ -77,6 +78,8 @@ def build_parser() -> argparse.ArgumentParser:
     show.add_argument("--json", action="store_true", help="print JSON")
     show.set_defaults(run=_show)
 
+    add_ecosystem_commands(commands)
+
     patches = commands.add_parser("patches", help="what is patched where and why")
     actions = patches.add_subparsers(dest="action", metavar="ACTION", required=True)
     for name, run, about in (
@@ -134,20 +137,23 @@ def _compare(arguments: argparse.Namespace) -> int:
     from mindspeed_precision.report.console import show
     from mindspeed_precision.report.exit_status import exit_status
     from mindspeed_precision.report.files import write_files
+    from mindspeed_precision.report.progress import progress_bar
     from mindspeed_precision.report.refine_file import nothing_to_refine, require_new
     from mindspeed_precision.report.verdict_json import verdict_text
 
     refine = Path(arguments.refine) if arguments.refine else None
     if refine is not None:
         require_new(refine)
-    diagnosis = compare_runs(
-        arguments.baseline,
-        arguments.candidate,
-        policy=arguments.policy,
-        mapping=arguments.mapping,
-        calibrate=arguments.calibrate,
-        replay=not arguments.no_replay,
-    )
+    with progress_bar(wanted=not arguments.json) as progress:
+        diagnosis = compare_runs(
+            arguments.baseline,
+            arguments.candidate,
+            policy=arguments.policy,
+            mapping=arguments.mapping,
+            calibrate=arguments.calibrate,
+            replay=not arguments.no_replay,
+            progress=progress,
+        )
     out = arguments.out or Path(arguments.candidate).absolute().parent / "compare"
     files = write_files(diagnosis, out, refine=refine)
     if arguments.json:

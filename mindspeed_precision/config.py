@@ -174,6 +174,14 @@ class PerturbSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExportSettings:
+    """Where the statistics of each step go while it trains; empty: nowhere (``configs/default.yaml``)."""
+
+    tensorboard: str
+    wandb: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Settings:
     """Every setting of a run, frozen."""
 
@@ -190,6 +198,7 @@ class Settings:
     reference: str
     remedies: tuple[str, ...]
     patches: PatchSettings
+    export: ExportSettings
     refines: Mapping[Side, FirstRun]
     source: dict[str, Any] = field(compare=False, repr=False)
 
@@ -243,6 +252,12 @@ class _Patches:
 
 
 @dataclass
+class _Export:
+    tensorboard: str = ""
+    wandb: str = ""
+
+
+@dataclass
 class _FirstRun:
     run: str = ""
     records: list[Any] = field(default_factory=list)
@@ -269,6 +284,7 @@ class _Schema:
     reference: str = ""
     remedies: list[str] = field(default_factory=list)
     patches: _Patches = field(default_factory=_Patches)
+    export: _Export = field(default_factory=_Export)
     refines: _Refines = field(default_factory=_Refines)
 
 
@@ -456,6 +472,7 @@ def _freeze(plain: dict[str, Any]) -> Settings:
             search_path=tuple(plain["patches"]["search_path"]),
             allow_external=plain["patches"]["allow_external"],
         ),
+        export=ExportSettings(**plain["export"]),
         refines=read_first_runs(plain["refines"], where="refines"),
         source=plain,
     )

@@ -19,6 +19,7 @@ from mindspeed_precision.diagnose import (
     prove_by_replay,
 )
 from mindspeed_precision.dump.reader import Run, load_run
+from mindspeed_precision.progress import Progress, silent, watched
 from mindspeed_precision.records import Diagnosis, Side
 
 
@@ -30,6 +31,7 @@ def compare_runs(
     mapping: Sequence[str | Path | Mapping] = (),
     calibrate: Sequence[str | Path | Run] = (),
     replay: bool = True,
+    progress: Progress = silent,
 ) -> Diagnosis:
     """Compare two runs, and say where and why they first differ.
 
@@ -43,6 +45,7 @@ def compare_runs(
         calibrate: runs of the baseline with perturbed parameters (setting ``perturb``): how far they are from
             it bounds the candidate. ``cross_layout`` then stands for the default ``exact``.
         replay: recompute a divergent dW from its captured operands, where torch is installed.
+        progress: is told how far loading, aligning, comparing and replaying have come.
 
     Returns:
         The diagnosis; nothing is written.
@@ -53,21 +56,31 @@ def compare_runs(
         ConfigError: there is no such policy, a mapping file is none, or nothing can be calibrated.
     """
     maps = [one if isinstance(one, Mapping) else load_mapping(one) for one in mapping]
-    one = baseline if isinstance(baseline, Run) else load_run(baseline)
-    two = candidate if isinstance(candidate, Run) else load_run(candidate)
+    given = [baseline, candidate, *calibrate]
+    one, two, *perturbed = (
+        run if isinstance(run, Run) else load_run(run)
+        for run in watched(given, progress, "loading", len(given))
+    )
     chosen = load_policy(policy) if isinstance(policy, str) else policy
+    progress("aligning", 0, None)
     aligned = align(one, two, maps)
     if chosen is None:
         chosen = default_policy(one.framework, two.framework, aligned.layouts)
     calibration = None
     if calibrate:
         chosen = tolerant(chosen, asked=policy is not None)
-        perturbed = [run if isinstance(run, Run) else load_run(run) for run in calibrate]
         calibration = calibration_of(one, two, perturbed, policy=chosen, mappings=maps)
-    facts = gather_facts(aligned.baseline, aligned.candidate, aligned, policy=chosen, calibration=calibration)
+    facts = gather_facts(
+        aligned.baseline,
+        aligned.candidate,
+        aligned,
+        policy=chosen,
+        calibration=calibration,
+        progress=progress,
+    )
     findings = find_causes(facts)
     if replay:
-        findings = prove_by_replay(facts, findings)
+        findings = prove_by_replay(facts, findings, progress)
     diagnosis = conclude(facts, [*findings, *not_repeated(one, two)])
     first = {
         side: First(run=run, names=own_names(run, [m for m in maps if m.side_of(one, two) is side]))

@@ -725,6 +725,48 @@ class Refinement:
     wanted: bool
 
 
+class Judgement(str, Enum):
+    """What a criterion says of a record, or of a run, from what was recorded."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    UNDECIDED = "undecided"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Acceptance:
+    """What another policy says of the same comparisons, beside the one that decided.
+
+    Attributes:
+        policy: its name.
+        title: what it demands, in one phrase.
+        records: how many records passed, failed, and could not be decided for want of elements.
+        first_failed: the earliest record that fails; None: none does.
+        reason: why that one fails.
+        loss: what it says of the losses of the run.
+        loss_error: mean over the steps of the loss's relative error; None: no step has both losses.
+        loss_limit: the largest that is accepted; None: the policy sets none.
+    """
+
+    policy: str
+    title: str
+    records: Mapping[Judgement, int]
+    first_failed: RecordKey | None = None
+    reason: str = ""
+    loss: Judgement = Judgement.UNDECIDED
+    loss_error: float | None = None
+    loss_limit: float | None = None
+
+    @property
+    def status(self) -> Judgement:
+        """Failed where anything fails; passed only where all was decided."""
+        seen = {self.loss, *(judgement for judgement, number in self.records.items() if number)}
+        if Judgement.FAILED in seen:
+            return Judgement.FAILED
+        exercised = self.records.get(Judgement.PASSED, 0) > 0
+        return Judgement.PASSED if exercised and seen == {Judgement.PASSED} else Judgement.UNDECIDED
+
+
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
     """The answer: what ``verdict.json``, the console and the report are made from.
@@ -744,6 +786,7 @@ class Diagnosis:
         policy: name of the policy and what it demands, in one phrase.
         decided: how many comparisons got which verdict.
         refinement: how a second pass is made; None where nothing diverged, or no element is missing.
+        acceptance: what Ascend's acceptance criterion says of the same comparisons.
         comparisons: every comparison, in execution order.
     """
 
@@ -761,6 +804,7 @@ class Diagnosis:
     policy: str = ""
     decided: Mapping[Verdict, int] = field(default_factory=dict)
     refinement: Refinement | None = None
+    acceptance: Acceptance | None = None
     comparisons: tuple[Comparison, ...] = field(default=(), compare=False, repr=False)
 
     @property
