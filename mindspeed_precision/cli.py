@@ -130,9 +130,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _compare(arguments: argparse.Namespace) -> int:
-    from mindspeed_precision.flow import compare_runs
+    from mindspeed_precision.flow import compare_in_full
     from mindspeed_precision.report.console import show
     from mindspeed_precision.report.exit_status import exit_status
+    from mindspeed_precision.report.facts import report_facts
     from mindspeed_precision.report.files import write_files
     from mindspeed_precision.report.refine_file import nothing_to_refine, require_new
     from mindspeed_precision.report.verdict_json import verdict_text
@@ -140,7 +141,7 @@ def _compare(arguments: argparse.Namespace) -> int:
     refine = Path(arguments.refine) if arguments.refine else None
     if refine is not None:
         require_new(refine)
-    diagnosis = compare_runs(
+    compared = compare_in_full(
         arguments.baseline,
         arguments.candidate,
         policy=arguments.policy,
@@ -149,7 +150,9 @@ def _compare(arguments: argparse.Namespace) -> int:
         replay=not arguments.no_replay,
     )
     out = arguments.out or Path(arguments.candidate).absolute().parent / "compare"
-    files = write_files(diagnosis, out, refine=refine)
+    diagnosis = compared.diagnosis
+    facts = report_facts(diagnosis, compared.runs, compared.mappings)
+    files = write_files(diagnosis, out, refine=refine, facts=facts)
     if arguments.json:
         sys.stdout.write(verdict_text(diagnosis, config=files.get("refine", "")))
     else:
