@@ -46,7 +46,7 @@ def _by_interest(diagnosis: Diagnosis, grid: Grid) -> Iterator[tuple[int, int, i
     if grid.cells.size:
         rows = np.arange(len(grid.rows))
         priority[verdicts == CODES[Verdict.DIVERGED]] = 3
-        priority[rows, np.argmax(verdicts.astype(np.int64) * 32 + (grid.cells >> 3), axis=1)] = 2
+        priority[rows, np.argmax(verdicts.astype(np.int64) * 16 + ((grid.cells >> 3) & 15), axis=1)] = 2
         bad = verdicts > CODES[Verdict.WITHIN_TOLERANCE]
         priority[rows, np.argmax(bad, axis=1)] = 1
     for row, col in np.argwhere(grid.worst >= 0) if origins else ():

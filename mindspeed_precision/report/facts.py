@@ -16,6 +16,7 @@ from mindspeed_precision.report.answer import Answer, answer_of
 from mindspeed_precision.report.curves import Curves, curves_of
 from mindspeed_precision.report.growth import Growth, growth_of
 from mindspeed_precision.report.operands import Gemm, divergent_gemms
+from mindspeed_precision.report.phrases import count
 from mindspeed_precision.report.training import Training, training_of
 
 
@@ -106,7 +107,7 @@ def _card(run: Run) -> RunCard:
         "layout": f"{describe_layout(run)} ({ranks} rank{'' if ranks == 1 else 's'} recorded)",
         "steps": _span(steps),
         "level": str(level or ""),
-        "model": f"{len(declared)} parameters, {elements:,} elements".replace(",", " ") if declared else "",
+        "model": f"{count(len(declared), 'parameter')}, {count(elements, 'element')}" if declared else "",
         "recorded": str(manifest.get("created") or ""),
         "label": str(manifest.get("label") or ""),
         "noise": run.perturbed,

@@ -27,7 +27,10 @@ CODES: Mapping[Verdict, int] = {
     Verdict.MISSING: 4,
     Verdict.DIVERGED: 5,
 }
-"""Lowest three bits of a cell, the worst one highest; 0: nothing was recorded. Above them: the level."""
+"""Lowest three bits of a cell, the worst one highest; 0: nothing was recorded. The next four are the level."""
+
+BELOW = 128
+"""Bit of a cell whose level is a bound below: of the norm alone."""
 
 MOST_ROWS = 3000
 MOST_COLUMNS = 1000
@@ -66,7 +69,8 @@ class Grid:
     Attributes:
         rows: in execution order.
         columns: first and last step of each column, ascending.
-        cells: ``[rows, columns]`` uint8: a code of ``CODES`` plus eight times the level of the error.
+        cells: ``[rows, columns]`` uint8: a code of ``CODES`` plus eight times the level of the error, plus
+            ``BELOW``.
         worst: ``[rows, columns]`` int32: number of the comparison that a cell shows; -1 for none.
         folded: what was put together, or left out, so that it can be shown; in words.
     """
@@ -119,7 +123,7 @@ def grid_of(comparisons: Sequence[Comparison]) -> Grid:
     shape = (len(places), len(columns))
     cells, worst = np.zeros(shape, np.uint8), np.full(shape, -1, np.int32)
     # the last of equal indices stays: the worst one, and of equally bad ones the first
-    order = np.lexsort((-np.arange(len(codes)), codes >> 3, codes & 7))
+    order = np.lexsort((-np.arange(len(codes)), (codes >> 3) & 15, codes & 7))
     cells[rows[order], found[order]] = codes[order]
     worst[rows[order], found[order]] = order
     keep = _kept(cells, left_out)
@@ -166,7 +170,11 @@ def _identity(rank: int, key: RecordKey) -> _Identity:
 
 
 def _code(comparison: Comparison) -> int:
-    return CODES[comparison.verdict] + 8 * level_of(comparison)
+    code = CODES[comparison.verdict]
+    if code == CODES[Verdict.IDENTICAL]:
+        return code
+    level, bound = level_of(comparison)
+    return code + 8 * level + (BELOW if bound else 0)
 
 
 def _columns(steps: Sequence[int]) -> list[tuple[int, int]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import importlib.util
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
@@ -174,7 +175,7 @@ def _answer(facts: ReportFacts, config: str) -> dict[str, Any]:
         "title": f"{_word(answer.status)}: {diagnosis.baseline} and {diagnosis.candidate}",
         "sign": _SIGNS[answer.status],
         "word": _word(answer.status),
-        "sentence": sentence_of(answer.sentence),
+        "sentence": _unbroken(sentence_of(answer.sentence)),
         "first": None
         if first is None
         else {
@@ -187,10 +188,16 @@ def _answer(facts: ReportFacts, config: str) -> dict[str, Any]:
         "origins": [line.strip() for line in phrases.origin_lines(diagnosis, answer.cause)],
         "findings": [finding(one) for one in answer.rest],
         "steps_to_proof": list(_next(diagnosis, config)),
-        "coverage": phrases.coverage_text(diagnosis),
-        "decided": phrases.policy_text(diagnosis),
+        "coverage": _unbroken(phrases.coverage_text(diagnosis)),
+        "decided": _unbroken(phrases.policy_text(diagnosis)),
         "runs": [(side.value, card) for side, card in facts.runs.items()],
     }
+
+
+def _unbroken(text: str) -> str:
+    """Return a text in which no line ends within a number, or between it and what it counts."""
+    whole = re.sub(r"(?<=\d) (?=\d{3}\b)", "\u202f", text)
+    return re.sub(r"\b(step|microbatch|rank) (?=\d)", "\\1\u00a0", whole)
 
 
 def sentence_of(sentence: str) -> str:

@@ -16,13 +16,17 @@ from mindspeed_precision.report.visible import visible_text
 MOST_ROWS = 12
 MOST_LINES = 8
 
-_SPECIAL = re.compile(r"([\\`*_{}\[\]<>#+|~$&@!])")
+_SPECIAL = re.compile(r"([\\`*\[\]<>|~&$]|(?<![^\W_])_|_(?![^\W_]))")
+_AT_START = re.compile(r"^([-+=:#]|\d+(?=[.)]))")
+_LINKED = re.compile(r"@\w|#\d|GH-\d|://|www\.", re.IGNORECASE)
+"""What GitHub and GitLab make a mention or a link of wherever it stands, but in code."""
 
 
 def plain(text: str) -> str:
     """Return a text in which no character means anything to Markdown, on one line."""
-    line = " ".join(visible_text(text).split())
-    return re.sub(r"^(\d+)([.)])", r"\1\\\2", re.sub(r"^([-=:])", r"\\\1", _SPECIAL.sub(r"\\\1", line)))
+    words = visible_text(text).split()
+    line = " ".join(code(word) if _LINKED.search(word) else _SPECIAL.sub(r"\\\1", word) for word in words)
+    return _AT_START.sub(lambda found: found[1] + "\\" if found[1].isdigit() else "\\" + found[1], line)
 
 
 def code(text: str) -> str:

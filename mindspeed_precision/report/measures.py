@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mindspeed_precision.compare.verdict import TOLERANCES
 from mindspeed_precision.record.elements import UNIT_ROUNDOFF
@@ -45,24 +45,24 @@ def relative_error(comparison: Comparison) -> Size | None:
     return Size(value=0.0, source="elements") if metrics.get("rel_frobenius") == 0 else None
 
 
-def in_tolerances(comparison: Comparison) -> float | None:
+def in_tolerances(comparison: Comparison) -> Size | None:
     """Return the error in units of what the policy tolerates; None where it is not known.
 
     Where nothing is tolerated the unit is one rounding of the dtype to nearest (its unit roundoff).
     """
     metrics = comparison.metrics
     if metrics.get("bitwise"):
-        return 0.0
+        return Size(value=0.0, source="elements")
     if TOLERANCES in metrics:
-        return float(metrics[TOLERANCES])
+        return Size(value=float(metrics[TOLERANCES]), source="policy")
     size = relative_error(comparison)
     if size is None or not isinstance(comparison.pair, Pair):
         return None
     unit = UNIT_ROUNDOFF.get(comparison.pair.candidate.dtype)
-    return size.value / unit if unit else None
+    return replace(size, value=size.value / unit) if unit else None
 
 
-def level_of(comparison: Comparison) -> int:
-    """Return 1 to ``len(LEVELS) + 1`` by ``in_tolerances``; 0 where that is not known."""
-    units = in_tolerances(comparison)
-    return 0 if units is None else bisect_left(LEVELS, units) + 1
+def level_of(comparison: Comparison) -> tuple[int, bool]:
+    """Return 1 to ``len(LEVELS) + 1`` by ``in_tolerances``, and whether that is a bound below; 0: not known."""
+    size = in_tolerances(comparison)
+    return (0, False) if size is None else (bisect_left(LEVELS, size.value) + 1, size.source == "norm")

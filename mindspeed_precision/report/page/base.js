@@ -55,7 +55,7 @@ function digits(value, count = 4) {
   if (one === 0) return "0";
   if (Number.isInteger(one) && Math.abs(one) < 1e7) return grouped(one);
   const size = Math.abs(one);
-  return size >= 1e-3 && size < 1e6 ? String(Number(one.toPrecision(count))) : one.toExponential(Math.max(count - 2, 1)).replace("e", "e");
+  return size >= 1e-3 && size < 1e6 ? String(Number(one.toPrecision(count))) : one.toExponential(Math.max(count - 2, 1));
 }
 
 function css(name) {
@@ -73,16 +73,22 @@ function mixed(stops, share) {
   return rgb(stops[low]).map((value, n) => Math.round(value + (rgb(stops[low + 1])[n] - value) * (at - low)));
 }
 
-// A colour for each cell code: verdict in the lowest three bits, level of the error above them.
+// A cell: verdict in the lowest three bits, level of the error in the next four, then whether that is a bound below.
+const levelOf = (code) => (code >> 3) & 15;
+
+// The level at which the colours of divergence begin: 1, or the first one beyond a tolerance.
+let apartFrom = 1;
+
+// A colour for each cell.
 function palette() {
   const within = [css("within-0"), css("within-1")];
   const apart = [css("diverged-0"), css("diverged-1"), css("diverged-2")];
   const plain = { 0: css("none"), 1: css("identical"), 3: css("incomparable"), 4: css("missing") };
   const colours = [];
-  for (let code = 0; code < 128; code++) {
-    const verdict = code & 7, level = code >> 3;
+  for (let code = 0; code < 256; code++) {
+    const verdict = code & 7, level = levelOf(code);
     if (verdict === 2) colours.push(mixed(within, level ? (level - 1) / 4 : 0.5));
-    else if (verdict === 5) colours.push(mixed(apart, level ? (level - 1) / 14 : 0.4));
+    else if (verdict === 5) colours.push(mixed(apart, level ? (level - apartFrom) / (15 - apartFrom) : 0.4));
     else colours.push(rgb(plain[verdict] || plain[0]));
   }
   return colours;

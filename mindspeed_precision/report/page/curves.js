@@ -54,8 +54,9 @@ function curveOf(curves, name, width, readout) {
       else if (dots) add(picture, draw("circle", { class: `dot ${side}`, cx: x(step), cy: y(value), r: n ? 2.2 : 3.4 }));
     });
   });
-  add(picture, draw("path", { class: "line difference", d: pathOf(steps.map((step, k) => [x(step), apart[k] === null ? NaN : gap(apart[k])])) }));
-  if (dots) steps.forEach((step, k) => apart[k] !== null && !Number.isNaN(apart[k]) && add(picture, draw("circle", { class: "dot difference", cx: x(step), cy: gap(apart[k]), r: 2.4 })));
+  const equal = apart.every((value) => !value);
+  add(picture, draw("path", { class: equal ? "line difference equal" : "line difference", d: pathOf(steps.map((step, k) => [x(step), apart[k] === null ? NaN : gap(apart[k])])) }));
+  if (dots) steps.forEach((step, k) => apart[k] !== null && !Number.isNaN(apart[k]) && add(picture, draw("circle", { class: equal ? "dot difference equal" : "dot difference", cx: x(step), cy: gap(apart[k]), r: 2.4 })));
   add(picture, ...marksOf(curves, name, x, top, bottom, right));
   hoverOn(picture, curves, name, sides, x, readout, top, bottom);
   return picture;

@@ -38,16 +38,18 @@ function sidesOf(records, runs, row, found) {
   const left = one, right = two === 0 ? one : two;
   const parts = [];
   if (reason) parts.push(make("p", {}, reason));
-  const known = Object.entries(metrics);
-  if (known.length) {
-    parts.push(make("h3", {}, "How far apart"), tableOf([], known.map(([name, value]) => [METRICS[name] || name.replaceAll("_", " "), make("td", { class: "number" }, value === true ? "yes" : digits(value, 5))])));
-  }
-  parts.push(make("h3", {}, "Both sides"), pairTable(left, right));
-  if (left && left[5] || right && right[5]) {
+  const known = Object.keys(METRICS).filter((name) => name in metrics);
+  const others = Object.keys(metrics).filter((name) => !(name in METRICS));
+  const lines = (names) => tableOf([], names.map((name) => [METRICS[name] || name.replaceAll("_", " "), make("td", { class: "number" }, metrics[name] === true ? "yes" : digits(metrics[name], 5))]));
+  if (known.length + others.length) parts.push(make("h3", {}, "How far apart"), lines(known.slice(0, 6)));
+  if (known.length > 6 || others.length) parts.push(asTable("all metrics", () => lines([...known.slice(6), ...others])));
+  const single = (left || right)[0].every((size) => size === 1);
+  if (!single && ((left && left[5]) || (right && right[5]))) {
     const place = make("div", {});
     parts.push(make("h3", {}, "Exponents"), place);
     requestAnimationFrame(() => place.isConnected && place.append(histogramOf(left && left[5], right && right[5], place.clientWidth, 150)));
   }
+  parts.push(make("h3", {}, "Both sides"), pairTable(left, right));
   parts.push(make("h3", {}, "Look at it in the runs"), commandOf(records, runs, row, step));
   return parts;
 }

@@ -17,18 +17,20 @@ function showGrowth(growth, open) {
   add(host, make("div", { class: "filters" }, buttons), make("ul", { class: "legend" },
     make("li", {}, "× beyond tolerance"), make("li", {}, "○ within, or the same bits (on the line at 0)"), make("li", {}, "◇ dW"), make("li", {}, "paler: an estimate, or a bound below")), place, readout);
   const worst = Object.values(growth.points).flat().reduce((found, point) => Math.max(found, number(point[1]) || 0), 0);
-  byId("growth-brief").textContent = worst > 0 ? `largest relative error shown: ${digits(worst, 2)}` : "no size is known, or everything is equal";
+  byId("growth-brief").textContent = worst > 0 ? `largest relative error shown: ${digits(worst, 2)}` : Object.values(growth.points).flat().every((point) => point[1] === 0) ? "the same bits everywhere" : "no size is known";
   if (growth.left_out) add(host, make("p", { class: "says" }, `${plural(growth.left_out, "module")} beyond these are not drawn.`));
 }
 
 function growthOf(growth, step, width, readout, open) {
-  const height = 360, left = 58, right = width - 14;
+  const height = 350, left = 58, right = width - 14;
   const panels = [["forward", "forward: outputs", 20, 158, ["forward"]], ["backward", "backward: gradients and dW", 192, 312, ["backward", "wgrad"]]];
   const picture = draw("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `Relative error along the depth of the model at step ${step}, forward and backward` });
   const x = linear([0, Math.max(growth.modules.length - 1, 1)], [left + 10, right - 10]);
   const at = (series) => growth.points[`${step} ${series}`] || [];
+  const sizes = panels.flatMap((panel) => panel[4].flatMap(at)).map((point) => number(point[1])).filter((value) => value > 0 && Number.isFinite(value));
+  const least = Math.max(0, ...sizes) / 1e10;
   for (const [, title, top, bottom, names] of panels) {
-    const points = names.flatMap(at), y = logarithmic(points.map((point) => number(point[1])).filter((value) => value !== null), [bottom, top + 6]);
+    const points = names.flatMap(at), y = logarithmic(sizes.map((size) => Math.max(size, least)), [bottom, top + 6]);
     add(picture, text(left, top - 5, title, { class: "strong" }));
     for (const tick of y.ticks) add(picture, segment(left, y(tick), right, y(tick), "grid"), text(left - 6, y(tick) + 4, powerText(tick), { "text-anchor": "end" }));
     add(picture, segment(left, y.zero, right, y.zero, "axis"), text(left - 6, y.zero + 4, "0", { "text-anchor": "end" }));
@@ -52,22 +54,25 @@ function pointOf(growth, series, [module, error, verdict, estimated], x, y, read
   return group;
 }
 
-// Ticks where a layer begins.
+// Ticks where a layer begins; numbers of layers come before other names where room is short.
 function layerTicks(modules, x, y, top, bottom) {
-  const ticks = [];
-  let last = null, edge = -Infinity;
+  const starts = [], taken = [], ticks = [];
+  let last = null;
   modules.forEach((name, n) => {
     const found = /^(.*?\.)?(\d+)(?=\.|$)/.exec(name);
     const layer = found ? found[0] : name.split(".")[0] || "(model)";
     if (layer === last) return;
     last = layer;
-    ticks.push(segment(x(n) - 3, top, x(n) - 3, bottom, "grid"));
-    const words = found ? `${found[2]}` : layer.slice(0, 18);
-    const wide = words.length * 6.2 + 8;
-    if (x(n) - 3 < edge) return;
-    edge = x(n) - 3 + wide;
-    ticks.push(text(x(n) - 3, y, words));
+    starts.push({ at: x(n), words: found ? found[2] : layer.slice(0, 18), layer: Boolean(found) });
   });
-  ticks.push(text(x(0) - 3, y + 16, "modules in the order of the forward pass; numbers are layers. The backward pass goes from right to left."));
+  for (const start of [...starts].sort((a, b) => b.layer - a.layer)) {
+    ticks.push(segment(start.at - 6, top, start.at - 6, bottom, "grid"));
+    const wide = start.words.length * 6.4 + 8, late = start.at + wide > x(modules.length - 1) + 24;
+    const from = late ? start.at + 8 - wide : start.at - 4;
+    if (taken.some(([a, b]) => from < b && from + wide > a)) continue;
+    taken.push([from, from + wide]);
+    ticks.push(text(late ? start.at + 8 : from, y, start.words, { "text-anchor": late ? "end" : "start" }));
+  }
+  ticks.push(text(x(0) - 4, y + 16, "modules in the order of the forward pass, numbers are layers; the backward pass goes from right to left"));
   return ticks;
 }

@@ -38,12 +38,12 @@ class HeatMap {
     const list = make("ul", { class: "legend" });
     const again = () => {
       const colours = palette();
-      const ramp = (verdict, to) => make("span", { class: "ramp", "aria-hidden": "true" }, Array.from({ length: to }, (_, n) => make("i", { css: { background: painted(colours[verdict + 8 * (n + 1)]) } })));
-      const unit = this.records.grid.exact ? "up to beyond 10⁸ roundings" : "1 to beyond 10⁸ times the tolerance";
+      const ramp = (verdict, from, to) => make("span", { class: "ramp", "aria-hidden": "true" }, range(from, to).map((level) => make("i", { css: { background: painted(colours[verdict + 8 * level]) } })));
+      const unit = this.records.grid.exact ? "from 0.01 to 10⁸ roundings of its dtype" : "from 1 to 10⁸ times the tolerance";
       list.replaceChildren(
         make("li", {}, chip("identical"), "same bits"),
-        make("li", {}, chip("within_tolerance"), ramp(2, 5), "within tolerance"),
-        make("li", {}, chip("diverged"), ramp(5, 15), `diverged, ${unit}`),
+        make("li", {}, chip("within_tolerance"), ramp(2, 1, 6), "within tolerance"),
+        make("li", {}, chip("diverged"), ramp(5, apartFrom, 16), `diverged, ${unit}`),
         make("li", {}, chip("incomparable"), "incomparable"),
         make("li", {}, chip("missing"), "missing"),
         make("li", {}, "blank: not recorded in that step"));
@@ -60,9 +60,9 @@ class HeatMap {
       make("option", { value: "" }, "every phase"), phases.map((phase) => make("option", { value: phase }, phase)));
     this.apart = make("button", { type: "button", "aria-pressed": "false", title: "f", onclick: () => records.set({ apart: !records.filter.apart }) }, "only what differs");
     const found = records.grid.origins;
-    const origins = make("div", { class: "origins", "aria-label": "Origins" }, found.slice(0, 12).map((origin) =>
+    const origins = make("div", { class: "origins", "aria-label": "Origins" }, found.slice(0, 6).map((origin) =>
       make("button", { type: "button", title: `origin: ${origin.moment}; ${origin.difference}`, onclick: () => this.open(origin.cell[0], origin.cell[1]) }, `◆ ${origin.name}`)),
-    found.length > 12 ? make("span", { class: "quiet" }, `and ${grouped(found.length - 12)} more origins`) : null);
+    found.length > 6 ? make("span", { class: "quiet" }, `and ${plural(found.length - 6, "more origin")} (key o)`) : null);
     const said = records.grid.folded.length ? make("p", { class: "says" }, `${records.grid.folded.join("; ")}.`) : null;
     return make("div", {}, said, found.length ? origins : null, make("div", { class: "filters" }, this.phases, this.apart, this.count));
   }
@@ -70,7 +70,7 @@ class HeatMap {
   refresh() {
     const { records } = this;
     const whole = matchMedia("print").matches;
-    this.size = whole ? 420 : clamp(records.shown.length * ROW, 60, 560);
+    this.size = whole ? 420 : clamp(records.shown.length * ROW, 60, 608);
     this.scroller.style.height = `${this.size}px`;
     this.spacer.style.height = whole ? "0" : `${Math.max(records.shown.length * ROW - this.size, 0)}px`;
     this.phases.value = records.filter.phase;
@@ -84,10 +84,14 @@ class HeatMap {
   // Where things are, by the width that there is.
   measure() {
     const wide = this.scroller.clientWidth, columns = this.records.width;
+    if (matchMedia("print").matches) {
+      const left = 76, cells = Math.max(wide - left, 1);
+      return { wide, cell: cells / Math.max(columns, 1), cells, left, spare: 0 };
+    }
     const room = Math.max(wide - clamp(wide * 0.42, 150, 430), 40);
     const cell = Math.min(room / Math.max(columns, 1), 40);
     const cells = Math.max(cell * columns, 1);
-    const spare = room - cells > 190 ? 190 : 0;
+    const spare = room - cells > 210 ? 210 : 0;
     return { wide, cell, cells, left: wide - cells - spare - 4, spare };
   }
 
@@ -110,7 +114,8 @@ class HeatMap {
     this.paintAxis(place);
     const context = this.context(this.canvas, place.wide, this.size);
     if (matchMedia("print").matches) {
-      this.paintWhole(context, 0, 0, place.wide, this.size);
+      this.paintWhole(context, place.left, 0, place.cells, this.size);
+      this.paintPhases(context, place);
       return;
     }
     const from = Math.floor(this.scroller.scrollTop / ROW);
@@ -197,7 +202,7 @@ class HeatMap {
     context.font = `11px ${css("sans")}`;
     context.fillStyle = css("quiet");
     context.textAlign = "right";
-    context.fillText("record, in execution order", Math.max(place.left - 8, 140), 14);
+    if (place.left > 150) context.fillText("record, in execution order", place.left - 34, 14);
     context.textAlign = "center";
     const every = Math.max(Math.ceil(34 / place.cell), 1);
     for (let column = 0; column < records.width; column += every) context.fillText(records.stepText(column), place.left + (column + 0.5) * place.cell, 14);
@@ -232,6 +237,22 @@ class HeatMap {
         }
       }
     }
+  }
+
+  // On paper: names of the phases beside the whole map, where each begins.
+  paintPhases(context, place) {
+    const { records } = this, rows = records.shown.length, high = Math.min(this.size, rows * ROW);
+    let last = null, edge = -20;
+    context.font = `11px ${css("sans")}`;
+    records.shown.forEach((row, n) => {
+      const phase = records.phase(row), y = (n / rows) * high;
+      context.fillStyle = css(phaseColour(phase));
+      context.fillRect(place.left - 6, y, 4, Math.max(high / rows, 1));
+      if (phase === last || y < edge) return;
+      [last, edge] = [phase, y + 13];
+      context.fillStyle = css("quiet");
+      context.fillText(phase, 2, y + 10);
+    });
   }
 
   worstIn(from, to, a, b) {

@@ -1,5 +1,5 @@
 // 8: how the operands of a divergent GEMM lie in memory: the addresses of the first elements, and their order.
-const CELL = 34, SHOWN = 5;
+const CELL = 42, SHOWN = 5;
 
 function showOperands(gemms) {
   const host = byId("operands-body");
@@ -54,8 +54,12 @@ function memoryOf(shape, layout, label) {
     const colour = mixed([css("within-0"), css("within-1")], cell.place);
     add(picture, draw("rect", { x: x(cell.column), y: y(cell.row), width: CELL, height: 24, fill: painted(colour), "fill-opacity": 0.55 }));
   }
-  add(picture, draw("path", { d: pathOf(order.map((cell) => [x(cell.column) + CELL / 2, y(cell.row) + 18])) }));
-  for (const cell of cells) add(picture, text(x(cell.column) + CELL / 2, y(cell.row) + 12, cell.address > 99999 ? `${Math.round(cell.address / 1000)}k` : cell.address));
+  const point = (cell) => `${x(cell.column) + CELL - 7} ${y(cell.row) + 19}`;
+  order.slice(1).forEach((cell, n) => {
+    const near = Math.abs(cell.column - order[n].column) + Math.abs(cell.row - order[n].row) === 1;
+    add(picture, draw("path", { class: near ? "near" : "jump", d: `M${point(order[n])}L${point(cell)}` }));
+  });
+  for (const cell of cells) add(picture, text(x(cell.column) + CELL / 2 - 3, y(cell.row) + 13, cell.address > 99999 ? `${Math.round(cell.address / 1000)}k` : cell.address));
   if (shape[shape.length - 1] > columns) add(picture, text(columns * CELL + 14, y(0) + 14, "…"));
   if (shape.length > 1 && shape[shape.length - 2] > rows) add(picture, text(CELL / 2, rows * 24 + 14, "⋮"));
   return picture;

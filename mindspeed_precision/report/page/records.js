@@ -77,12 +77,14 @@ class Records {
 
   // The error of a code in units of tolerance, as a range.
   amount(code) {
-    const level = code >> 3, verdict = code & 7;
+    const level = levelOf(code), verdict = code & 7, bound = code > 127;
     if (verdict !== 2 && verdict !== 5) return "";
-    if (!level) return "size not known";
+    if (!level || (bound && level === 1)) return "size not known";
     const unit = this.grid.exact ? "roundings" : "× tolerance";
-    const high = this.levels[level - 1];
-    return high === undefined ? `beyond ${digits(this.levels[level - 2])} ${unit}` : level === 1 ? `up to ${digits(high)} ${unit}` : `${digits(this.levels[level - 2])} to ${digits(high)} ${unit}`;
+    const edge = (n) => (this.levels[n] > 999 ? powerText(this.levels[n]) : digits(this.levels[n]));
+    if (bound) return `at least ${edge(level - 2)} ${unit}`;
+    if (level > this.levels.length) return `beyond ${edge(level - 2)} ${unit}`;
+    return level === 1 ? `up to ${edge(0)} ${unit}` : `${edge(level - 2)} to ${edge(level - 1)} ${unit}`;
   }
 
   refilter() {
@@ -123,7 +125,7 @@ class Records {
 
 // Verdict first, then the level of the error.
 function worse(one, two) {
-  return (one & 7) - (two & 7) > 0 || ((one & 7) === (two & 7) && one > two);
+  return (one & 7) > (two & 7) || ((one & 7) === (two & 7) && (one & 127) > (two & 127));
 }
 
 async function readRecords(grid, details) {

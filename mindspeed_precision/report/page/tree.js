@@ -34,8 +34,8 @@ class Tree {
     records.listeners.filter.push(() => this.render());
     redraws.push(() => this.render());
     this.render();
-    const apart = [...this.leaves(this.root)].filter((node) => (this.worstOf(node) & 7) > 2).length;
-    byId("tree-brief").textContent = apart ? `${plural(apart, "module or parameter").replace("parameters", "parameters")} with something that differs` : "nothing differs beyond tolerance";
+    const ends = [...this.leaves(this.root)], apart = ends.filter((node) => (this.worstOf(node) & 7) > 2).length;
+    byId("tree-brief").textContent = apart ? `${grouped(apart)} of its ${grouped(ends.length)} smallest parts differ somewhere` : "nothing differs beyond tolerance";
   }
 
   grow() {
