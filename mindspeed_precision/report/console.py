@@ -63,9 +63,7 @@ def blocks(diagnosis: Diagnosis, files: Mapping[str, str], *, asked: bool = Fals
         shown.append(Block(label="inputs", lines=(first.inputs,)))
     if cause is not None:
         shown += _cause_blocks(cause, "cause", first.inputs if first else "")
-    shown.append(
-        Block(label="also", lines=(answer.others, *phrases.origin_lines(diagnosis, cause)))
-    )
+    shown.append(Block(label="also", lines=(answer.others, *phrases.origin_lines(diagnosis, cause))))
     shown += [block for finding in answer.rest for block in finding_blocks(finding)]
     table = () if same(diagnosis.scalars) else tuple(loss_table(diagnosis.scalars))
     shown.append(Block(label="log", lines=table, table=True))

@@ -93,7 +93,7 @@ def _write_table(diagnosis: Diagnosis, out: Path) -> Path:
         pd.DataFrame(rows).to_parquet(parquet)
         return parquet
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    with plain.open("w", encoding="utf-8", newline="") as file:
+    with plain.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
         writer = csv.DictWriter(file, columns, lineterminator="\n")
         writer.writeheader()
         writer.writerows(

@@ -116,7 +116,9 @@ def _scalars(rows: Sequence[StepScalars], facts: ReportFacts) -> Iterator[str]:
     firsts = {name: first_difference(scalars, name) for name in known}
     around = {step + near for step in firsts.values() if step is not None for near in (-1, 0, 1)}
     many = len(rows) > MOST_ROWS
-    shown = [row for n, row in enumerate(rows) if not many or n < 2 or n > len(rows) - 3 or row.step in around]
+    shown = [
+        row for n, row in enumerate(rows) if not many or n < 2 or n > len(rows) - 3 or row.step in around
+    ]
     titles = ["step", *(f"{name.replace('_', ' ')}, {side.value}" for name in known for side in Side), ""]
     table = []
     for row in shown:
@@ -163,7 +165,11 @@ def _training(training: Training | None) -> Iterator[str]:
         yield f"### Configuration: {len(known)} of {training.arguments} arguments differ and may change numbers"
         yield ""
         rows = [
-            (code(one.difference.name), code(str(one.difference.baseline)), code(str(one.difference.candidate)))
+            (
+                code(one.difference.name),
+                code(str(one.difference.baseline)),
+                code(str(one.difference.candidate)),
+            )
             for one in known[:MOST_ROWS]
         ]
         yield from _table(("argument", "baseline", "candidate"), rows)

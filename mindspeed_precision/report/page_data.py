@@ -203,7 +203,13 @@ def _coverage(facts: ReportFacts) -> dict[str, Any]:
             if c.verdict in (Verdict.MISSING, Verdict.INCOMPARABLE)
         ][:MOST_LISTED],
         "unmatched_list": [
-            [u.side.value, phrases.record_name(u.key), phrases.moment(u.key), u.rank, [k.describe() for k in u.closest]]
+            [
+                u.side.value,
+                phrases.record_name(u.key),
+                phrases.moment(u.key),
+                u.rank,
+                [k.describe() for k in u.closest],
+            ]
             for u in diagnosis.unmatched[:MOST_LISTED]
         ],
         "checks": [asdict(outcome) for outcome in outcomes],

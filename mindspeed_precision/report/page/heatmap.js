@@ -245,8 +245,8 @@ class HeatMap {
     let last = null, edge = -20;
     context.font = `11px ${css("sans")}`;
     records.shown.forEach((row, n) => {
-      const phase = records.phase(row), y = (n / rows) * high;
-      context.fillStyle = css(phaseColour(phase));
+      const phase = passOf(records.phase(row)), y = (n / rows) * high;
+      context.fillStyle = css(phaseColour(records.phase(row)));
       context.fillRect(place.left - 6, y, 4, Math.max(high / rows, 1));
       if (phase === last || y < edge) return;
       [last, edge] = [phase, y + 13];
@@ -348,6 +348,11 @@ function telling(records, row) {
   let found = 0;
   for (let column = 0; column < records.width; column++) if (worse(records.code(row, column), records.code(row, found))) found = column;
   return found;
+}
+
+function passOf(phase) {
+  const passes = { init: "start", batch: "forward", fprop: "forward", loss: "forward", clip: "update", optimizer: "update" };
+  return passes[phase] || "backward";
 }
 
 function phaseColour(phase) {
