@@ -133,9 +133,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _compare(arguments: argparse.Namespace) -> int:
-    from mindspeed_precision.flow import compare_runs
+    from mindspeed_precision.flow import compare_in_full
     from mindspeed_precision.report.console import show
     from mindspeed_precision.report.exit_status import exit_status
+    from mindspeed_precision.report.facts import report_facts
     from mindspeed_precision.report.files import write_files
     from mindspeed_precision.report.progress import progress_bar
     from mindspeed_precision.report.refine_file import nothing_to_refine, require_new
@@ -145,7 +146,7 @@ def _compare(arguments: argparse.Namespace) -> int:
     if refine is not None:
         require_new(refine)
     with progress_bar(wanted=not arguments.json) as progress:
-        diagnosis = compare_runs(
+        compared = compare_in_full(
             arguments.baseline,
             arguments.candidate,
             policy=arguments.policy,
@@ -155,7 +156,9 @@ def _compare(arguments: argparse.Namespace) -> int:
             progress=progress,
         )
     out = arguments.out or Path(arguments.candidate).absolute().parent / "compare"
-    files = write_files(diagnosis, out, refine=refine)
+    diagnosis = compared.diagnosis
+    facts = report_facts(diagnosis, compared.runs, compared.mappings)
+    files = write_files(diagnosis, out, refine=refine, facts=facts)
     if arguments.json:
         sys.stdout.write(verdict_text(diagnosis, config=files.get("refine", "")))
     else:

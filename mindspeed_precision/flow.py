@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mindspeed_precision.align import Mapping, align, load_mapping, own_names
@@ -55,6 +55,50 @@ def compare_runs(
         IncomparableError: the runs do not answer the same question.
         ConfigError: there is no such policy, a mapping file is none, or nothing can be calibrated.
     """
+    return compare_in_full(
+        baseline,
+        candidate,
+        policy=policy,
+        mapping=mapping,
+        calibrate=calibrate,
+        replay=replay,
+        progress=progress,
+    ).diagnosis
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """A diagnosis and the runs that it is of: what a report is made from.
+
+    Attributes:
+        diagnosis: the answer.
+        baseline: as it was read.
+        candidate: likewise.
+        mappings: names and conventions that differ between them.
+    """
+
+    diagnosis: Diagnosis
+    baseline: Run
+    candidate: Run
+    mappings: tuple[Mapping, ...] = ()
+
+    @property
+    def runs(self) -> dict[Side, Run]:
+        """Both runs, by side."""
+        return {Side.BASELINE: self.baseline, Side.CANDIDATE: self.candidate}
+
+
+def compare_in_full(
+    baseline: str | Path | Run,
+    candidate: str | Path | Run,
+    *,
+    policy: str | Policy | None = None,
+    mapping: Sequence[str | Path | Mapping] = (),
+    calibrate: Sequence[str | Path | Run] = (),
+    replay: bool = True,
+    progress: Progress = silent,
+) -> Compared:
+    """Do what ``compare_runs`` does, and return with the diagnosis the runs that were read for it."""
     maps = [one if isinstance(one, Mapping) else load_mapping(one) for one in mapping]
     given = [baseline, candidate, *calibrate]
     one, two, *perturbed = (
@@ -86,4 +130,5 @@ def compare_runs(
         side: First(run=run, names=own_names(run, [m for m in maps if m.side_of(one, two) is side]))
         for side, run in ((Side.BASELINE, one), (Side.CANDIDATE, two))
     }
-    return replace(diagnosis, refinement=plan_refinement(facts, diagnosis, first))
+    diagnosis = replace(diagnosis, refinement=plan_refinement(facts, diagnosis, first))
+    return Compared(diagnosis=diagnosis, baseline=one, candidate=two, mappings=tuple(maps))

@@ -62,6 +62,16 @@ class Limit:
         """Tell whether ``value`` is within the bound; NaN never is."""
         return self.minimum <= value <= self.maximum
 
+    def share(self, value: float) -> float:
+        """Return how much of what is allowed ``value`` takes; 1 is the bound, NaN is beyond any."""
+        least = self.maximum == math.inf
+        used, room = (1 - value, 1 - self.minimum) if least else (value, self.maximum)
+        if math.isnan(used):
+            return math.inf
+        if used <= 0:
+            return 0.0
+        return used / room if room > 0 else math.inf
+
     def describe(self) -> str:
         """Return the bound as a person would write it."""
         least = self.maximum == math.inf

@@ -20,6 +20,9 @@ from mindspeed_precision.records import Comparison, Pair, Side, Verdict
 BITS_DIFFER = "bits differ"
 """Reason of every divergence under a policy that tolerates nothing."""
 
+TOLERANCES = "tolerances"
+"""Metric: how much of what is tolerated was used, by the bound of which most was; beyond 1 it diverges."""
+
 CANCELS = "cancels to noise"
 """Said of a gradient that is zero in mathematics: no digit of what is left can agree."""
 
@@ -219,6 +222,7 @@ def _verdict(
         needed = ", ".join(limit.metric for limit in limits if limit.metric not in metrics)
         return Verdict.MISSING, f"policy {policy.name} needs {needed}, which the records do not support"
     used = known if rule.every else known[:1]
+    metrics[TOLERANCES] = max(limit.share(metrics[limit.metric]) for limit in used)
     broken = next((limit for limit in used if not limit.holds(metrics[limit.metric])), None)
     if broken is None:
         return Verdict.WITHIN_TOLERANCE, "bits differ, within " + _described(known)
