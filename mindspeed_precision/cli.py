@@ -163,7 +163,7 @@ def _compare(arguments: argparse.Namespace) -> int:
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    from mindspeed_precision.dump.reader import load_run
+    from mindspeed_precision.loading import load_run
     from mindspeed_precision.report.show import select, show_json, show_text
 
     run = load_run(arguments.directory)

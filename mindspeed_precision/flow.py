@@ -18,7 +18,9 @@ from mindspeed_precision.diagnose import (
     plan_refinement,
     prove_by_replay,
 )
-from mindspeed_precision.dump.reader import Run, load_run
+from mindspeed_precision.dump.reader import Run
+from mindspeed_precision.loading import load_run
+from mindspeed_precision.msprobe.pairing import beside, default_beside, without_uncaptured
 from mindspeed_precision.records import Diagnosis, Side
 
 
@@ -34,11 +36,12 @@ def compare_runs(
     """Compare two runs, and say where and why they first differ.
 
     Args:
-        baseline: run directory, or a run that was loaded; the one to agree with.
+        baseline: run directory or dump of msprobe, or a run that was loaded; the one to agree with.
         candidate: the same, of the run that is examined.
         policy: what counts as aligned; a name (``exact``), a YAML file, or a loaded policy. None: ``exact``
             for two runs of one framework and one parallel layout, ``cross_framework`` for runs of different
-            frameworks, ``cross_layout`` for runs of one framework and different layouts.
+            frameworks, ``cross_layout`` for runs of one framework and different layouts, ``msprobe`` for a
+            dump of msprobe and one of our runs.
         mapping: mapping files for what the runs name differently, or loaded ones; applied in order.
         calibrate: runs of the baseline with perturbed parameters (setting ``perturb``): how far they are from
             it bounds the candidate. ``cross_layout`` then stands for the default ``exact``.
@@ -55,10 +58,11 @@ def compare_runs(
     maps = [one if isinstance(one, Mapping) else load_mapping(one) for one in mapping]
     one = baseline if isinstance(baseline, Run) else load_run(baseline)
     two = candidate if isinstance(candidate, Run) else load_run(candidate)
+    one, two = beside(one, two)
     chosen = load_policy(policy) if isinstance(policy, str) else policy
-    aligned = align(one, two, maps)
+    aligned = without_uncaptured(align(one, two, maps))
     if chosen is None:
-        chosen = default_policy(one.framework, two.framework, aligned.layouts)
+        chosen = default_beside(one, two) or default_policy(one.framework, two.framework, aligned.layouts)
     calibration = None
     if calibrate:
         chosen = tolerant(chosen, asked=policy is not None)
