@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mindspeed_precision.align import Mapping, align, load_mapping, own_names
+from mindspeed_precision.align.compatible import other_tool
 from mindspeed_precision.calibrating import calibration_of, tolerant
 from mindspeed_precision.compare import Policy, default_policy, load_policy
 from mindspeed_precision.diagnose import (
@@ -77,4 +78,6 @@ def compare_runs(
         side: First(run=run, names=own_names(run, [m for m in maps if m.side_of(one, two) is side]))
         for side, run in ((Side.BASELINE, one), (Side.CANDIDATE, two))
     }
+    if other_tool(one, two):
+        return diagnosis  # settings of ours are none of another tool's
     return replace(diagnosis, refinement=plan_refinement(facts, diagnosis, first))

@@ -95,7 +95,8 @@ def moments(names: Mapping[str, EntryName], construct: Construct) -> dict[str, M
         around = names.get(construct.parents.get(name.text) or "")
         inside = found.get(around.text) if around is not None and not name.is_module else None
         microbatch = _microbatch(name, construct, inside)
-        recomputed = inside.recomputed if inside is not None else _recomputed(name, microbatch, construct)
+        recomputed = _recomputed(name, microbatch, construct) if inside is None else inside.recomputed
+        recomputed = recomputed and (around is None or around.is_forward or name.is_module)
         owner = None if name.is_module or around is None else (around.path, around.direction == BACKWARD)
         owner = owner if owner != ("", False) else None  # what runs beside the model is numbered with its own
         place = (owner, name.path, name.chunk, name.wrappers, name.direction, microbatch, recomputed)

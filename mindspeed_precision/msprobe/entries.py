@@ -14,6 +14,8 @@ from mindspeed_precision.records import NO_MICROBATCH, Phase, RecordKey, Role
 
 _PRODUCTS = ("matmul", "mm", "__matmul__")
 
+_SCALED_SUMS = ("baddbmm", "addbmm", "addmm", "addmv", "addr", "baddbmm_", "addmm_")
+
 PYTORCH = "pytorch"
 
 
@@ -221,9 +223,20 @@ class StepEntries:
         fqn = ".".join(part for part in (owner, BACKWARD if inside else "", name.path) if part)
         phase = Phase.DGRAD if back else Phase.FPROP
         roles = (Role.GRAD_OUTPUT, Role.GRAD_INPUT) if back else (Role.INPUT, Role.OUTPUT)
+        unread = not ended and self._first_unread(name)
         for part in ("output",) if ended else began:
             for tensor in self.tensors(name.text, part):
+                if unread and part == "input_args" and tensor.slot == "0":
+                    self.skip("inputs that an operation with beta=0 does not read", name.text)
+                    continue
                 yield self._seen(name, phase, roles[ended], tensor.slot, tensor, fqn=fqn)
+
+    def _first_unread(self, name: EntryName) -> bool:
+        """Tell whether an operation does not read its first argument: what is there is left over memory."""
+        given = self.data[name.text].get("input_kwargs")
+        beta = given.get("beta") if isinstance(given, dict) else None
+        scaled = name.path.rpartition(".")[2] in _SCALED_SUMS
+        return scaled and isinstance(beta, dict) and beta.get("value") in (0, 0.0)
 
     def _weight_product(self, name: EntryName, around: EntryName | None) -> str:
         """Return the linear whose dW an operation in its backward computes, or nothing.

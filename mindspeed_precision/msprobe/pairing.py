@@ -18,6 +18,7 @@ from mindspeed_precision.align.match import Alignment
 from mindspeed_precision.compare import Policy, load_policy
 from mindspeed_precision.dump.reader import RankRecords, Run
 from mindspeed_precision.errors import IncomparableError
+from mindspeed_precision.msprobe.checksums import without_raced
 from mindspeed_precision.msprobe.parts import PART
 from mindspeed_precision.msprobe.reader import is_dump
 from mindspeed_precision.record.elements import UNIT_ROUNDOFF
@@ -63,11 +64,11 @@ def beside(baseline: Run, candidate: Run) -> tuple[Run, Run]:
     Raises:
         IncomparableError: the dump is of other ranks than the run.
     """
-    if is_dump(baseline) == is_dump(candidate):
-        return baseline, candidate
+    if is_dump(baseline) and is_dump(candidate):
+        return without_raced(baseline, candidate)
     if is_dump(baseline):
         return _adapted(baseline, candidate), candidate
-    return baseline, _adapted(candidate, baseline)
+    return (baseline, _adapted(candidate, baseline)) if is_dump(candidate) else (baseline, candidate)
 
 
 def default_beside(baseline: Run, candidate: Run) -> Policy | None:

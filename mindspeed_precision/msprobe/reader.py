@@ -217,7 +217,7 @@ def _rank(rank: int, world: int, directory: Path, steps: list[_Step]) -> DumpedR
         records=tuple(replace(record, seq=seq) for seq, record in enumerate(records)),
         steps=tuple(sorted({*numbers, *([INIT_STEP] if first == 0 else [])})),
         parameters=_declared(steps),
-        microbatches={step.entries.step: step.entries.microbatches for step in steps},
+        microbatches={s.entries.step: s.entries.microbatches for s in steps if s.entries.microbatches},
         complete=True,
         notes=tuple(dict.fromkeys(notes)),
         stored=building.stored,

@@ -15,6 +15,7 @@ from mindspeed_precision.diagnose.rules import (
     replicas,
     undetermined,
     unmoved,
+    unseen_wgrad,
     unreached,
 )
 from mindspeed_precision.diagnose.rules.registry import finding_ids, run_rules
@@ -27,6 +28,7 @@ MODULES = (
     unreached,
     optimizer,
     unmoved,
+    unseen_wgrad,
     own,
     recomputed,
     replicas,
