@@ -123,7 +123,7 @@ def _nonfinite(one: Summary, two: Summary) -> Decision:
 
 def _equal(pair: Pair, one: Summary, two: Summary) -> Decision:
     """Demand equal numbers: those of one tool to the last digit, those of two as far as they are known."""
-    alike = _alone(pair.baseline) and _alone(pair.candidate)
+    alike = _computed_alike(pair)
     differing = [text for text, equal in _compared(pair, one, two, alike=alike) if not equal]
     if differing:
         return Verdict.DIVERGED, "; ".join(differing)
@@ -134,6 +134,14 @@ def _equal(pair: Pair, one: Summary, two: Summary) -> Decision:
     ]
     how = "to the last digit" if alike else "as far as they were computed alike"
     return Verdict.WITHIN_TOLERANCE, f"{', '.join(known)} equal {how}; bits are not known"
+
+
+def _computed_alike(pair: Pair) -> bool:
+    """Tell whether both sides' numbers were computed in one way: then equal tensors have equal ones."""
+    one, two = pair.baseline, pair.candidate
+    if one.summary is None or two.summary is None or not (_alone(one) and _alone(two)):
+        return False
+    return one.summary.roundoff == two.summary.roundoff
 
 
 def _values(one: Summary, two: Summary) -> list[tuple[float | None, float | None]]:

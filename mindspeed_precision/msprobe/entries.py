@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mindspeed_precision.msprobe.calls import Construct, Moment, events, moments, parsed
@@ -50,6 +50,7 @@ class StepEntries:
         framework: ``pytorch``, ``mindspore`` or ``mindtorch``.
         data: entries by name.
         construct: what ran inside what.
+        exported: written from a run of ours: moments are exact to float64.
         skipped: entries and tensors that become no record, by reason.
         examples: for each reason, the first entry.
     """
@@ -58,6 +59,7 @@ class StepEntries:
     framework: str
     data: Mapping[str, Any]
     construct: Construct
+    exported: bool = False
     skipped: Counter[str] = field(default_factory=Counter)
     examples: dict[str, str] = field(default_factory=dict)
 
@@ -101,6 +103,8 @@ class StepEntries:
                 value = value[0]  # a list or a mapping that a module returned
             try:
                 found = list(tensors_of(value, self.framework))
+                if self.exported:
+                    found = [replace(one, summary=replace(one.summary, roundoff=0.0)) for one in found]
             except (ValueError, RecursionError) as error:
                 self.skip(f"arguments are not described as msprobe does it ({error})", entry)
                 found = []
@@ -120,6 +124,14 @@ class StepEntries:
     def _wraps(self, name: EntryName) -> bool:
         """Tell whether a module is a wrapper around the model, which our runs do not record."""
         return name.is_module and not name.path and name.wrappers < self._depth
+
+    def modules(self) -> dict[str, str]:
+        """Return by canonical name of a module the name of its first forward call."""
+        found: dict[str, str] = {}
+        for text, name in self.names.items():
+            if name.is_module and name.is_forward and not self._wraps(name):
+                found.setdefault(self.fqn(name), text)
+        return found
 
     def records(self) -> Iterator[Seen]:
         """Yield the tensors of the step in the order of execution, without the parameters before it."""

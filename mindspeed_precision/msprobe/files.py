@@ -21,6 +21,9 @@ STACK = "stack.json"
 DEBUG = "debug.json"
 ELEMENTS = "dump_tensor_data"
 
+WRITTEN_BY = "mindspeed-precision"
+"""What ``written_by`` says in a dump that was exported from a run of ours: its moments are float64's."""
+
 LARGEST_JSON = 2 << 30
 """Bytes of a JSON file that are read at the most: a step of a large model has some hundred megabytes."""
 

@@ -18,7 +18,7 @@ from mindspeed_precision.dump.reader import RankRecords, Run
 from mindspeed_precision.errors import DumpError, IncomparableError
 from mindspeed_precision.msprobe.calls import Construct
 from mindspeed_precision.msprobe.entries import Seen, StepEntries
-from mindspeed_precision.msprobe.files import CONSTRUCT, DUMP, ELEMENTS, Place, places, read_json
+from mindspeed_precision.msprobe.files import CONSTRUCT, DUMP, ELEMENTS, WRITTEN_BY, Place, places, read_json
 from mindspeed_precision.msprobe.parts import uncertain_parts
 from mindspeed_precision.msprobe.payloads import Stored
 from mindspeed_precision.msprobe.tensors import DumpedTensor, statistics_from
@@ -49,9 +49,11 @@ class DumpedRank(RankRecords):
 
     Attributes:
         stored: by the name of a record's payload, the file of its elements.
+        modules: by canonical name of a module, msprobe's name of its first call.
     """
 
     stored: Mapping[str, Stored] = field(default_factory=dict)
+    modules: Mapping[str, str] = field(default_factory=dict)
 
     def payload(self, record: TensorRecord) -> HostTensor:
         """Return the elements of a record of this rank.
@@ -135,7 +137,13 @@ def _step(place: Place) -> _Step:
         raise DumpError("another framework", where=str(file), found=str(framework)[:60], expected=expected)
     construct = place.directory / CONSTRUCT
     inside = Construct.of(read_json(construct)) if construct.exists() else Construct()
-    entries = StepEntries(step=place.step, framework=str(framework), data=data, construct=inside)
+    entries = StepEntries(
+        step=place.step,
+        framework=str(framework),
+        data=data,
+        construct=inside,
+        exported=head.get("written_by") == WRITTEN_BY,
+    )
     return _Step(head=head, entries=entries, directory=place.directory / ELEMENTS)
 
 
@@ -221,6 +229,7 @@ def _rank(rank: int, world: int, directory: Path, steps: list[_Step]) -> DumpedR
         complete=True,
         notes=tuple(dict.fromkeys(notes)),
         stored=building.stored,
+        modules=steps[0].entries.modules(),
     )
 
 
