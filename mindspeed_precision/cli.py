@@ -30,8 +30,12 @@ def build_parser() -> argparse.ArgumentParser:
     compare = commands.add_parser(
         "compare", help="align and compare two runs, and say where and why they differ"
     )
-    compare.add_argument("baseline", metavar="BASELINE", help="run directory to agree with, or dump of msprobe")
-    compare.add_argument("candidate", metavar="CANDIDATE", help="run directory to examine, or dump of msprobe")
+    compare.add_argument(
+        "baseline", metavar="BASELINE", help="run directory to agree with, or dump of msprobe"
+    )
+    compare.add_argument(
+        "candidate", metavar="CANDIDATE", help="run directory to examine, or dump of msprobe"
+    )
     compare.add_argument(
         "--policy",
         help="what counts as aligned: a name or a YAML file (exact; cross_framework for runs of different "

@@ -16,7 +16,7 @@ def load_run(directory: str | Path) -> Run:
     lacks.
 
     Args:
-        directory: of a run; or what msprobe calls ``dump_path``, one of its steps or ranks, or a ``dump.json``.
+        directory: of a run; or what msprobe calls ``dump_path``, a step or a rank of it, or a ``dump.json``.
 
     Raises:
         DumpError: no such directory, neither of the two, another schema, nothing in it that can be read, or a

@@ -201,7 +201,7 @@ class Summary:
         minimum: smallest element, likewise.
         mean: mean, in the precision of ``roundoff``; None: not written.
         l2_norm: Euclidean norm, likewise.
-        roundoff: bound on the relative error of mean and norm, by the type in which they were summed and kept.
+        roundoff: bound on the relative error of mean and norm, by the type that they were summed and kept in.
         checksum: of the elements; empty for none.
         algorithm: how it was computed: equal checksums of one algorithm mean equal elements.
     """

@@ -66,7 +66,7 @@ def _of_whom(sides: list[Summary | None]) -> str:
 
 
 def _same_checksum(pair: Pair, baseline: Run, candidate: Run) -> bool | None:
-    """Compare checksums of one algorithm; one side's may be taken of its elements. None: there are not two."""
+    """Compare checksums of one algorithm, one of them taken of elements; None: there are not two."""
     one, two = _checksum(pair.baseline), _checksum(pair.candidate)
     if one is None and two is not None:
         one = _taken(baseline, pair.rank, pair.baseline, two[0])

@@ -11,8 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mindspeed_precision.errors import DumpError
-from mindspeed_precision.msprobe.names import BACKWARD, EntryName, parse_name
+from mindspeed_precision.msprobe.names import BACKWARD, EntryName, name_or_none
 from mindspeed_precision.records import NO_MICROBATCH
 
 OUTSIDE = ("optimizer", "clip_grad")
@@ -79,8 +78,8 @@ class Construct:
 def moments(names: Mapping[str, EntryName], construct: Construct) -> dict[str, Moment]:
     """Return when each call was made.
 
-    A backward call is of the microbatch of its forward one. Where no schedule of Megatron's counted, call N of
-    a module is taken for microbatch N.
+    A backward call is of the microbatch of its forward one. Where no schedule of Megatron's counted, call N
+    of a module is taken for microbatch N.
 
     Args:
         names: of the entries.
@@ -175,13 +174,6 @@ def _until_begun(around: list[str], begun: set[str]) -> int:
 
 def parsed(entries: Iterable[str]) -> tuple[dict[str, EntryName], list[str]]:
     """Return the names of entries, taken apart, and those that are none of msprobe's."""
-    found: dict[str, EntryName] = {}
-    odd: list[str] = []
-    for text in entries:
-        try:
-            found[text] = parse_name(text)
-        except DumpError:
-            odd.append(text)
-    return found, odd
-
-
+    taken = {text: name_or_none(text) for text in entries}
+    known = {text: name for text, name in taken.items() if name is not None}
+    return known, [text for text in taken if text not in known]

@@ -38,8 +38,8 @@ def without_raced(baseline: Run, candidate: Run) -> tuple[Run, Run]:
     if not count:
         return baseline, candidate
     note = (
-        f"{count} checksums differ from the other dump's although Max, Min, Mean and Norm are equal to the last "
-        "digit and what was computed from them agrees: msprobe takes a CRC on a CPU while the memory is "
+        f"{count} checksums differ from the other dump's although Max, Min, Mean and Norm are equal to the "
+        "last digit and what was computed from them agrees: msprobe takes a CRC on a CPU while the memory is "
         "written to; judged by the four numbers"
     )
     return _without(baseline, dropped, note), _without(candidate, dropped, "")
@@ -47,7 +47,9 @@ def without_raced(baseline: Run, candidate: Run) -> tuple[Run, Run]:
 
 def _without(run: Run, dropped: Mapping[int, frozenset[RecordKey]], note: str) -> Run:
     ranks = {
-        number: replace(rank, records=tuple(_plain(r, dropped.get(number, frozenset())) for r in rank.records))
+        number: replace(
+            rank, records=tuple(_plain(r, dropped.get(number, frozenset())) for r in rank.records)
+        )
         for number, rank in run.ranks.items()
     }
     return replace(run, ranks=ranks, notes=(*run.notes, note) if note else run.notes)
@@ -61,7 +63,9 @@ def _plain(record: TensorRecord, dropped: frozenset[RecordKey]) -> TensorRecord:
 
 def _raced(one: RankRecords, two: RankRecords) -> frozenset[RecordKey]:
     others = {record.key: record for record in two.records}
-    pairs = {r.key: (r, others[r.key]) for r in one.records if r.key in others and _comparable(r, others[r.key])}
+    pairs = {
+        r.key: (r, others[r.key]) for r in one.records if r.key in others and _comparable(r, others[r.key])
+    }
     suspected = [key for key, pair in pairs.items() if not _same(pair) and _numbers_equal(pair)]
     if not suspected:
         return frozenset()
@@ -94,7 +98,9 @@ def _end_agrees(step: int, pairs: _Pairs) -> bool:
     none, its last records.
     """
     of_step = {key: pair for key, pair in pairs.items() if key.step == step}
-    kinds = [[p for key, p in of_step.items() if key.phase is ph] for ph in (Phase.OPTIMIZER, Phase.ACCUMULATE)]
+    kinds = [
+        [p for key, p in of_step.items() if key.phase is ph] for ph in (Phase.OPTIMIZER, Phase.ACCUMULATE)
+    ]
     end = next(filter(None, kinds), list(of_step.values())[-max(_LEAST, int(_END * len(of_step))) :])
     equal = sum(map(_same, end))
     return equal >= _AGREE * len(end) and all(_same(pair) or _numbers_equal(pair) for pair in end)

@@ -7,21 +7,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from mindspeed_precision.errors import ConfigError, DumpError
+from mindspeed_precision.msprobe.config_lists import OF_TASK
 from mindspeed_precision.msprobe.files import read_json
-from mindspeed_precision.msprobe.names import MODULE_KINDS, parse_name
+from mindspeed_precision.msprobe.translation import Translation
 
 _TASKS = ("statistics", "tensor")
 _LARGEST = 1 << 20
 """Bytes of a configuration that are read."""
 
-_FORWARD_DROPS = ("dgrad", "wgrad", "accumulate")
 _WITHOUT = {
     "extra_info": "call stacks are not recorded; what ran inside what is in the names of modules",
     "precision": "statistics are summed in float64 always",
@@ -40,42 +37,6 @@ _WITHOUT = {
     "check_mode": "NaN and Inf are counted in every record, and told while training",
 }
 """Keys that nothing here answers to, with what holds instead."""
-
-
-@dataclass(kw_only=True)
-class Translation:
-    """A configuration of msprobe, translated.
-
-    Attributes:
-        settings: of ours, as plain data: what differs from the defaults.
-        became: by key of msprobe's, what it became.
-        without: by key, why it has no counterpart.
-    """
-
-    settings: dict[str, Any] = field(default_factory=dict)
-    became: dict[str, str] = field(default_factory=dict)
-    without: dict[str, str] = field(default_factory=dict)
-
-    def capture(self) -> dict[str, Any]:
-        """Return the settings of capture, to be changed."""
-        found = self.settings.setdefault("capture", {})
-        assert isinstance(found, dict)
-        return found
-
-    def rule(self, **rule: str) -> None:
-        """Add a rule of capture; later ones win."""
-        self.capture().setdefault("rules", []).append(rule)
-
-    def lines(self) -> list[str]:
-        """Return a line per key of msprobe's, what it became or why nothing."""
-        became = [f"{key}: became {text}" for key, text in self.became.items()]
-        return became + [f"{key}: no counterpart: {text}" for key, text in self.without.items()]
-
-    def yaml(self, source: str) -> str:
-        """Return the settings as a file, with what became of each key as comments."""
-        head = [f"# from {source}, a configuration of msprobe", *(f"# {line}" for line in self.lines())]
-        body = OmegaConf.to_yaml(OmegaConf.create(self.settings)) if self.settings else ""
-        return "\n".join(head) + "\n" + body
 
 
 def looks_like_config(plain: object) -> bool:
@@ -145,8 +106,8 @@ def translate(plain: Mapping[str, Any], *, where: str = "configuration of msprob
             made.without[key] = _WITHOUT.get(key, "not known")
     for key, value in own.items():
         name = f"{task}.{key}"
-        if key in _OF_TASK:
-            _OF_TASK[key](made, value, name, where)
+        if key in OF_TASK:
+            OF_TASK[key](made, value, name, where)
         elif key != "summary_mode":
             made.without[name] = _WITHOUT.get(key, "not known")
     return made
@@ -195,7 +156,7 @@ def _numbers(name: str) -> Callable[[Translation, Any, str], None]:
 def _level(made: Translation, value: object, where: str) -> None:
     texts = {
         "L0": "capture.modules=true; with it dW at its GEMM, main_grad, reduction and optimizer are recorded",
-        "mix": "capture.modules=true, of which the operations have no counterpart: dW is recorded at its GEMM",
+        "mix": "capture.modules=true, whose operations have no counterpart; dW is recorded at its GEMM",
     }
     if value in texts:
         made.capture()["modules"] = True
@@ -233,81 +194,6 @@ def _deterministic(made: Translation, value: object, where: str) -> None:
     made.became["is_deterministic"] = f"determinism.enabled={str(bool(value)).lower()}"
 
 
-def _scope(made: Translation, value: Any, name: str, where: str) -> None:
-    if value:
-        made.without[name] = "no range of execution: everything is recorded, or what `list` names"
-    else:
-        made.became[name] = "nothing: everything is recorded"
-
-
-def _list(made: Translation, value: Any, name: str, where: str) -> None:
-    patterns, odd = _patterns(value, f"{where}: {name}")
-    if not value:
-        made.became[name] = "nothing: everything is recorded"
-    elif patterns:
-        level = made.capture()["level"]
-        made.capture()["level"] = "fingerprint"
-        for pattern in patterns:
-            made.rule(fqn=pattern, level=level)
-        made.became[name] = (
-            f"capture.rules: level {level} for {', '.join(patterns)}; of all else the fingerprint, so that a "
-            "comparison can tell where a difference begins"
-        )
-    if odd:
-        made.without[f"{name}: {', '.join(odd)}"] = "no module: operations are not recorded"
-
-
-def _tensor_list(made: Translation, value: Any, name: str, where: str) -> None:
-    patterns, odd = _patterns(value, f"{where}: {name}")
-    for pattern in patterns:
-        made.rule(fqn=pattern, level="tensor")
-    if patterns or not value:
-        made.became[name] = f"capture.rules: level tensor for {', '.join(patterns) or 'nothing'}"
-    if odd:
-        made.without[f"{name}: {', '.join(odd)}"] = "no module: operations are not recorded"
-
-
-def _patterns(value: Any, where: str) -> tuple[list[str], list[str]]:
-    """Return patterns on our names for the modules of a list, and what in it is no module."""
-    if not isinstance(value, list | None) or not all(isinstance(one, str) for one in value or ()):
-        raise ConfigError("not a list of names", where=where, found=repr(value)[:60], expected="a list")
-    patterns, odd = [], []
-    for name in value or ():
-        kind, dot, rest = name.partition(".")
-        try:
-            parsed = parse_name(name) if kind in MODULE_KINDS else None
-        except DumpError:
-            parsed = None
-        if parsed is not None:
-            patterns.append(parsed.path or "")
-        elif kind in MODULE_KINDS and dot and rest:
-            patterns.append(f"{'.'.join(part for part in rest.split('.') if part != 'module')}*")
-        else:
-            odd.append(name)
-    return list(dict.fromkeys(patterns)), odd
-
-
-def _data_mode(made: Translation, value: Any, name: str, where: str) -> None:
-    known = {"all", "forward", "backward", "input", "output"}
-    modes = set(value) if isinstance(value, list) and all(isinstance(v, str) for v in value) else {None}
-    if not modes <= known:
-        expected = ", ".join(sorted(known))
-        raise ConfigError("no such data_mode", where=f"{where}: {name}", found=repr(value)[:60], expected=expected)
-    rules: list[dict[str, str]] = []
-    if not modes & {"all", "backward"} and "forward" in modes:
-        rules += [{"phase": phase} for phase in _FORWARD_DROPS]
-    if not modes & {"all", "forward"} and "backward" in modes:
-        rules.append({"phase": "fprop"})
-    if not modes & {"all", "output"} and "input" in modes:
-        rules += [{"phase": "fprop", "role": "output"}, {"phase": "dgrad", "role": "grad_input"}]
-    if not modes & {"all", "input"} and "output" in modes:
-        rules += [{"phase": "fprop", "role": "input"}, {"phase": "dgrad", "role": "grad_output"}]
-    for rule in rules:
-        made.rule(**rule, level="drop")
-    dropped = "; ".join(" ".join(rule.values()) for rule in rules)
-    made.became[name] = f"capture.rules: drop {dropped}" if rules else "nothing: everything is recorded"
-
-
 _TOP: Mapping[str, Callable[[Translation, Any, str], None]] = {
     "dump_path": _path,
     "rank": _numbers("ranks"),
@@ -317,10 +203,4 @@ _TOP: Mapping[str, Callable[[Translation, Any, str], None]] = {
     "async_dump": _asynchronous,
     "seed": _seed,
     "is_deterministic": _deterministic,
-}
-_OF_TASK: Mapping[str, Callable[[Translation, Any, str, str], None]] = {
-    "scope": _scope,
-    "list": _list,
-    "tensor_list": _tensor_list,
-    "data_mode": _data_mode,
 }

@@ -9,12 +9,9 @@ from typing import Any
 
 from mindspeed_precision.msprobe.calls import Construct, Moment, events, moments, parsed
 from mindspeed_precision.msprobe.names import BACKWARD, MODULE_KINDS, PARAMETERS_GRAD, EntryName
+from mindspeed_precision.msprobe.operations import computes_wgrad, first_unread
 from mindspeed_precision.msprobe.tensors import DumpedTensor, tensors_of
 from mindspeed_precision.records import NO_MICROBATCH, Phase, RecordKey, Role
-
-_PRODUCTS = ("matmul", "mm", "__matmul__")
-
-_SCALED_SUMS = ("baddbmm", "addbmm", "addmm", "addmv", "addr", "baddbmm_", "addmm_")
 
 PYTORCH = "pytorch"
 
@@ -181,7 +178,7 @@ class StepEntries:
             yield self._seen(name, Phase.DGRAD, role, tensor.slot if of is None else of.slot, tensor)
 
     def _returned(self, name: EntryName, output: DumpedTensor) -> str:
-        """Return the parameter that a module returns as an output (a bias that is added later), or nothing."""
+        """Return the parameter that a module returns as an output (a bias, to be added later), or nothing."""
         fqn = self.fqn(name)
         below = [
             full
@@ -235,7 +232,7 @@ class StepEntries:
         fqn = ".".join(part for part in (owner, BACKWARD if inside else "", name.path) if part)
         phase = Phase.DGRAD if back else Phase.FPROP
         roles = (Role.GRAD_OUTPUT, Role.GRAD_INPUT) if back else (Role.INPUT, Role.OUTPUT)
-        unread = not ended and self._first_unread(name)
+        unread = not ended and first_unread(name, self.data[name.text])
         for part in ("output",) if ended else began:
             for tensor in self.tensors(name.text, part):
                 if unread and part == "input_args" and tensor.slot == "0":
@@ -243,41 +240,23 @@ class StepEntries:
                     continue
                 yield self._seen(name, phase, roles[ended], tensor.slot, tensor, fqn=fqn)
 
-    def _first_unread(self, name: EntryName) -> bool:
-        """Tell whether an operation does not read its first argument: what is there is left over memory."""
-        given = self.data[name.text].get("input_kwargs")
-        beta = given.get("beta") if isinstance(given, dict) else None
-        scaled = name.path.rpartition(".")[2] in _SCALED_SUMS
-        return scaled and isinstance(beta, dict) and beta.get("value") in (0, 0.0)
-
     def _weight_product(self, name: EntryName, around: EntryName | None) -> str:
-        """Return the linear whose dW an operation in its backward computes, or nothing.
-
-        The product ``[out, tokens] @ [tokens, in]`` has the weight's shape, and the weight is no operand.
-        """
+        """Return the linear whose dW an operation in its backward computes, or nothing."""
         if around is None or around.direction != BACKWARD or not name.is_forward:
             return ""
-        operands, made = self.tensors(name.text, "input_args"), self.tensors(name.text, "output")
-        if name.path.rpartition(".")[2] not in _PRODUCTS or len(operands) != 2 or len(made) != 1:
-            return ""
         fqn = self.fqn(around)
-        weight = self.parameters.get(f"{fqn}.weight") or next(
-            (one for one in self.tensors(around.forward, "input_kwargs") if one.slot == "weight"), None
-        )
-        left, right = operands
-        fits = len(left.shape) == len(right.shape) == 2 and left.shape[1] == right.shape[0]
-        fits = fits and weight is not None and made[0].shape == weight.shape
-        return fqn if fits and weight is not None and right.likeness != weight.likeness else ""
+        given = self.tensors(around.forward, "input_kwargs")
+        weight = self.parameters.get(f"{fqn}.weight") or next((w for w in given if w.slot == "weight"), None)
+        operands, made = self.tensors(name.text, "input_args"), self.tensors(name.text, "output")
+        return fqn if computes_wgrad(name, operands, made, weight) else ""
 
     def _product(self, name: EntryName, fqn: str, around: EntryName, *, ended: bool) -> Iterator[Seen]:
-        """Yield dW at its GEMM, or before it the operands: ``grad_output`` as ``[tokens, out]``, as ours is."""
+        """Yield dW at its GEMM, or before it the operands, ``grad_output`` as ``[tokens, out]``."""
         roles = (Role.WGRAD,) if ended else (Role.GRAD_OUTPUT, Role.INPUT)
         tensors = self.tensors(name.text, "output" if ended else "input_args")
         for role, tensor in zip(roles, tensors, strict=True):
             seen = self._seen(around, Phase.WGRAD, role, "", tensor, fqn=fqn)
-            yield Seen(
-                key=seen.key, tensor=tensor, entry=name.text, transposed=role is Role.GRAD_OUTPUT
-            )
+            yield Seen(key=seen.key, tensor=tensor, entry=name.text, transposed=role is Role.GRAD_OUTPUT)
 
     def _seen(
         self,

@@ -112,9 +112,7 @@ def _kept(call: Call) -> bool:
 class _StepWriter:
     """Writes one step of one rank."""
 
-    def __init__(
-        self, run: Run, rank: RankRecords, directory: Path, task: str, names: ModuleNames
-    ) -> None:
+    def __init__(self, run: Run, rank: RankRecords, directory: Path, task: str, names: ModuleNames) -> None:
         self._mindspore = run.framework == "mindspore"
         self._rank, self._directory, self._task, self._names = rank, directory, task, names
         self._parameters = {
@@ -230,7 +228,7 @@ class _StepWriter:
 
 
 def _nested(leaves: Mapping[str, Any]) -> list[Any]:
-    """Return a list with each leaf at its place: ``1.0`` is the first of the second; what is between is null."""
+    """Return a list with each leaf at its place, ``1.0`` the first of the second; gaps are null."""
     made: list[Any] = []
     for slot, leaf in leaves.items():
         first, _, rest = slot.partition(".")

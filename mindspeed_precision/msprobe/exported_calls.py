@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from mindspeed_precision.dump.reader import RankRecords, Run
 from mindspeed_precision.msprobe.names import WRAPPED, parse_name
-from mindspeed_precision.msprobe.reader import DumpedRank
+from mindspeed_precision.msprobe.rank_records import DumpedRank
 from mindspeed_precision.records import COLLECTIVES, Phase, Role, TensorRecord
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ class Place:
 
 
 def looks_like_dump(path: Path) -> bool:
-    """Tell whether a path is a dump of msprobe: its directory, one of its steps or ranks, or a ``dump.json``."""
+    """Tell whether a path is a dump of msprobe: its directory, a step or a rank of it, a ``dump.json``."""
     try:
         return next(_places(path), None) is not None
     except OSError:
@@ -68,7 +69,7 @@ def places(path: Path) -> list[Place]:
     if not found:
         expected = "step*/rank*/dump.json"
         raise DumpError("no dump of msprobe", where=str(path), found=_entries(path), expected=expected)
-    for one, two in zip(found, found[1:], strict=False):
+    for one, two in pairwise(found):
         if (one.step, one.rank) == (two.step, two.rank):
             names = f"{one.directory.name} and {two.directory.name}"
             raise DumpError(

@@ -64,14 +64,19 @@ class EntryName:
         return self.direction == FORWARD
 
 
+def name_or_none(text: str) -> EntryName | None:
+    """Take a name of ``dump.json`` apart; None: it is none of msprobe's."""
+    parts = text.split(".")
+    return _module(text, parts) if parts[0] in MODULE_KINDS else _operation(text, parts)
+
+
 def parse_name(text: str) -> EntryName:
     """Take a name of ``dump.json`` apart.
 
     Raises:
         DumpError: it is none of msprobe's.
     """
-    parts = text.split(".")
-    found = _module(text, parts) if parts[0] in MODULE_KINDS else _operation(text, parts)
+    found = name_or_none(text)
     if found is None:
         expected = "like Module.NAME.CLASS.forward.0 or Tensor.matmul.0.forward"
         raise DumpError("no name of msprobe", where="dump.json", found=text[:120], expected=expected)
@@ -113,4 +118,3 @@ def _operation(text: str, parts: list[str]) -> EntryName | None:
 
 def _number(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) < 10
-

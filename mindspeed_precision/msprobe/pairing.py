@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from mindspeed_precision.align.compatible import numbers_text
@@ -25,13 +26,11 @@ from mindspeed_precision.record.elements import UNIT_ROUNDOFF
 from mindspeed_precision.record.placement import canonical_index
 from mindspeed_precision.record.statistics import digest_host
 from mindspeed_precision.records import (
-    INIT_STEP,
     Pair,
     Part,
     Phase,
     Placement,
     RecordKey,
-    Role,
     Side,
     TensorRecord,
     Unmatched,
@@ -114,13 +113,12 @@ def _adapted_rank(rank: RankRecords, other: RankRecords) -> RankRecords:
     known = {record.key: record for record in other.records}
     placements = {p.fqn: p.placement for p in other.parameters}
     records, at = [], -1
-    for record in rank.records:
-        record = replace(record, key=replace(record.key, fqn=_renumbered(record.key.fqn, numbers)))
-        partner = known.get(record.key)
+    for own in rank.records:
+        named = replace(own, key=replace(own.key, fqn=_renumbered(own.key.fqn, numbers)))
+        partner = known.get(named.key)
         at = partner.seq if partner is not None else at
-        if partner is not None and record.payload is not None:
-            record = _placed(rank, record, partner, placements)
-        records.append((at, record))
+        placed = partner is not None and named.payload is not None
+        records.append((at, _placed(rank, named, partner, placements) if placed and partner else named))
     ordered = [record for _, record in sorted(records, key=lambda pair: pair[0])]
     return replace(
         rank,
@@ -144,7 +142,7 @@ def _numbers(rank: RankRecords, other: RankRecords) -> Mapping[str, Mapping[int,
 
 def _numbers_in(fqn: str, name: str) -> Iterable[int]:
     parts = fqn.split(".")
-    return (int(b) for a, b in zip(parts, parts[1:], strict=False) if a == name and b.isdigit())
+    return (int(b) for a, b in pairwise(parts) if a == name and b.isdigit())
 
 
 def _renumbered(fqn: str, numbers: Mapping[str, Mapping[int, int]]) -> str:
@@ -193,9 +191,7 @@ def without_uncaptured(alignment: Alignment) -> Alignment:
         else:
             left.append(unmatched)
     notes = _notes(alignment, side, left, len(alignment.pairs) - len(pairs), operations, alone)
-    return replace(
-        alignment, pairs=tuple(pairs), unmatched=tuple(left), notes=(*alignment.notes, *notes)
-    )
+    return replace(alignment, pairs=tuple(pairs), unmatched=tuple(left), notes=(*alignment.notes, *notes))
 
 
 class _Captured:
@@ -211,9 +207,11 @@ class _Captured:
         self._modules = {fqn for phase, _, fqn, _ in self._places if phase is Phase.FPROP}
 
     def knows(self, key: RecordKey) -> bool:
-        """Tell whether the dump holds such a record of that name elsewhere, or ought to: a parameter's gradient."""
+        """Tell whether the dump holds such a record elsewhere, or ought to: a parameter's gradient."""
         if (key.phase, key.role, key.fqn, key.slot) in self._places:
-            return key.phase is not Phase.OPTIMIZER  # the next step shows it, and of the last one there is none
+            return (
+                key.phase is not Phase.OPTIMIZER
+            )  # the next step shows it, and of the last one there is none
         owner = key.fqn.rpartition(".")[0]
         gradient = key.phase is Phase.ACCUMULATE and owner in self._modules
         return gradient and (key.phase, key.role, key.slot) in self._kinds
@@ -254,7 +252,8 @@ def _notes(
     share = 100 * len(alignment.pairs) / total if total else 0.0
     where = f"msprobe, in the {side.value}"
     notes = [
-        f"{where}: {len(alignment.pairs)} of {total} records of modules and parameters aligned ({share:.1f} %)"
+        f"{where}: {len(alignment.pairs)} of {total} records of modules and parameters aligned "
+        f"({share:.1f} %)"
     ]
     if parts:
         notes.append(
@@ -271,5 +270,3 @@ def _notes(
     if not alignment.pairs:
         notes.append(f"{where}: nothing to compare with our runs: dump with level L0 or mix")
     return notes
-
-

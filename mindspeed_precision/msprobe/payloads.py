@@ -37,7 +37,7 @@ class Stored:
         """Return the elements.
 
         Raises:
-            DumpError: the name leaves the directory, the file is absent or a link, or it does not fit its entry.
+            DumpError: the name leaves the directory, the file is absent or a link, or does not fit its entry.
         """
         path = self.directory / self.name
         if Path(self.name).name != self.name or "\\" in self.name or self.name in (".", ".."):
@@ -69,7 +69,7 @@ class Stored:
 
 
 def _read_npy(path: Path, dtype: str) -> NDArray[Any]:
-    """Read an array of numpy's; mapped first, so that a header which claims more than there is takes no memory."""
+    """Read an array of numpy's; mapped, so that a header which claims too much takes no memory."""
     try:
         found = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
@@ -83,7 +83,8 @@ def _read_npy(path: Path, dtype: str) -> NDArray[Any]:
         return _narrowed(little, path)
     parts = (2,) if little.dtype.kind == "c" else ()
     width = little.dtype.itemsize // (2 if parts else 1)
-    return little.reshape(-1).view(f"<u{width}").reshape(*found.shape, *parts)
+    bits: NDArray[Any] = little.reshape(-1).view(f"<u{width}").reshape(*found.shape, *parts)
+    return bits
 
 
 def _narrowed(wide: NDArray[Any], path: Path) -> NDArray[Any]:
@@ -91,6 +92,5 @@ def _narrowed(wide: NDArray[Any], path: Path) -> NDArray[Any]:
     bits = wide.reshape(-1).view("<u4")
     if bits.size and bool((bits & np.uint32(0xFFFF)).any()):
         raise DumpError("elements that are no bfloat16", where=str(path), expected="float32 that widens it")
-    return (bits >> np.uint32(16)).astype("<u2").reshape(wide.shape)
-
-
+    upper: NDArray[Any] = (bits >> np.uint32(16)).astype("<u2").reshape(wide.shape)
+    return upper

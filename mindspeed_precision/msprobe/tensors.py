@@ -1,4 +1,4 @@
-"""Tensors of an entry of ``dump.json``: shape, type, what msprobe says of the elements, where they are kept."""
+"""Tensors of an entry of ``dump.json``: shape, type, what is said of the elements, where they are."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _tensor(plain: dict[str, Any], framework: str, slot: str) -> DumpedTensor:
     shape, dtype, file = plain["shape"], plain.get("dtype"), plain.get("data_name")
     if not isinstance(shape, list) or not all(type(n) is int and 0 <= n < 1 << 48 for n in shape):
         raise ValueError(f"no shape: {str(shape)[:60]}")
-    if not isinstance(dtype, str) or not isinstance(file, str | None):
+    if type(dtype) is not str or not isinstance(file, str | None):
         raise ValueError(f"no dtype, or no data_name: {str(dtype)[:60]}, {str(file)[:60]}")
     gradient = plain.get("requires_grad")
     name = element_type(dtype)

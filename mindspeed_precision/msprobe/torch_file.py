@@ -126,7 +126,7 @@ def _storage(storage: Any, where: str) -> tuple[str, tuple[int, int]]:
 
 
 def _tensor(data: bytes, where: str) -> tuple[Any, int, tuple[int, ...], tuple[int, ...], int]:
-    """Return storage, offset, shape, stride and bytes of an element (0: the storage's) of a pickled tensor."""
+    """Return storage, offset, shape, stride and bytes of an element (0: as the storage says)."""
     try:
         made = _described(data)
     except (ValueError, IndexError, KeyError, TypeError) as error:
@@ -144,7 +144,9 @@ def _tensor(data: bytes, where: str) -> tuple[Any, int, tuple[int, ...], tuple[i
 
 def _calls(made: Any) -> str:
     """Return the name of what a value asks to be called; empty for a plain value."""
-    called = isinstance(made, _Call) and isinstance(made.function, _Name) and isinstance(made.arguments, tuple)
+    called = (
+        isinstance(made, _Call) and isinstance(made.function, _Name) and isinstance(made.arguments, tuple)
+    )
     return str(made.function.text) if called else ""
 
 
@@ -159,9 +161,9 @@ def _described(data: bytes) -> Any:
         if name == "STOP":
             return stack.pop()
         if name in ("BINPUT", "LONG_BINPUT", "MEMOIZE"):
-            memo[len(memo) if argument is None else argument] = stack[-1]
+            memo[len(memo) if argument is None else int(argument)] = stack[-1]
         elif name in ("BINGET", "LONG_BINGET"):
-            stack.append(memo[argument])
+            stack.append(memo[int(str(argument))])
         else:
             _push(stack, name, argument)
     raise ValueError("it has no end")

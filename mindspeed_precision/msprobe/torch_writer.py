@@ -46,7 +46,12 @@ def write_torch_file(path: Path, host: HostTensor, shape: Sequence[int]) -> None
         raise DumpError("no storage class in torch", where=str(path), found=host.dtype, expected=expected)
     data = np.ascontiguousarray(host.bits).tobytes()
     count = int(np.prod(shape, dtype=np.int64)) if shape else 1
-    entries = {"data.pkl": _pickle(kind, count, shape), "byteorder": b"little", "data/0": data, "version": b"3\n"}
+    entries = {
+        "data.pkl": _pickle(kind, count, shape),
+        "byteorder": b"little",
+        "data/0": data,
+        "version": b"3\n",
+    }
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
         for name, content in entries.items():
             archive.writestr(f"archive/{name}", content)
@@ -54,7 +59,8 @@ def write_torch_file(path: Path, host: HostTensor, shape: Sequence[int]) -> None
 
 def _pickle(kind: str, count: int, shape: Sequence[int]) -> bytes:
     """Return the pickle of ``torch._utils._rebuild_tensor_v2`` with its arguments, protocol 2."""
-    stride, step = [], 1
+    stride: list[int] = []
+    step = 1
     for size in reversed(shape):
         stride.insert(0, step)
         step *= max(size, 1)

@@ -9,7 +9,10 @@ def scale_dw(trainer: Any, module: str, factor: float) -> None:
     """Multiply the dW that one parallel linear's backward returns; dgrad is left as it is."""
     from megatron.core.tensor_parallel import layers
 
-    found = dict(trainer.model[0].module.named_modules())[module]
+    model = trainer.model[0]
+    while hasattr(model, "module"):  # wrappers
+        model = model.module
+    found = dict(model.named_modules())[module]
     function = layers.LinearWithGradAccumulationAndAsyncCommunication
     plain = function.backward
 

@@ -1,12 +1,13 @@
 """Train on the CPU trainer under real msprobe; run by its own interpreter, where msprobe is installed.
 
-``python trained_with_msprobe.py OUT LEVEL TASK SUMMARY [--model JSON] [--steps N] [--scale-dw MODULE FACTOR]``
+``python trained_with_msprobe.py OUT LEVEL TASK SUMMARY [--model JSON] [--steps N] [--scale-dw MODULE F]``
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def main() -> None:
             result = trainer.train_one_step()
             debugger.stop()
             debugger.step()
-            print(json.dumps({"step": result.step, "loss": result.loss, "grad_norm": result.grad_norm}))
+            sys.stdout.write(f"step {result.step} loss {result.loss!r} grad_norm {result.grad_norm!r}\n")
 
 
 def _debugger(options: argparse.Namespace) -> Any:

@@ -15,8 +15,8 @@ from mindspeed_precision.diagnose.rules import (
     replicas,
     undetermined,
     unmoved,
-    unseen_wgrad,
     unreached,
+    unseen_wgrad,
 )
 from mindspeed_precision.diagnose.rules.registry import finding_ids, run_rules
 

@@ -31,8 +31,8 @@ def seen_in_main_grad(facts: Facts) -> Iterable[Finding]:
         title=f"dW of {first.key.fqn}, or how it is added up, is another: its sum differs, and what it is "
         "computed from agrees",
         evidence=(*factor, first.inputs, *reason(first), *concerns(origins)),
-        remedy="record dW itself: with msprobe at level mix, or both runs with this tool, which also keeps the "
-        "operands of its GEMM",
+        remedy="record dW itself: with msprobe at level mix, or both runs with this tool, which also keeps "
+        "the operands of its GEMM",
         where=first.key,
         explains=tuple(origin.key for origin in origins),
     )
