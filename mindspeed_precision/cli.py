@@ -15,6 +15,7 @@ from typing import Any
 from mindspeed_precision.cli_ecosystem import add_ecosystem_commands
 from mindspeed_precision.cli_examine import add_examinations
 from mindspeed_precision.cli_launch import add_launch_commands, split_launch
+from mindspeed_precision.cli_msprobe import add_msprobe
 from mindspeed_precision.errors import PrecisionError
 
 PROGRAM = "mindspeed-precision"
@@ -30,8 +31,12 @@ def build_parser() -> argparse.ArgumentParser:
     compare = commands.add_parser(
         "compare", help="align and compare two runs, and say where and why they differ"
     )
-    compare.add_argument("baseline", metavar="BASELINE", help="run directory to agree with")
-    compare.add_argument("candidate", metavar="CANDIDATE", help="run directory to examine")
+    compare.add_argument(
+        "baseline", metavar="BASELINE", help="run directory to agree with, or dump of msprobe"
+    )
+    compare.add_argument(
+        "candidate", metavar="CANDIDATE", help="run directory to examine, or dump of msprobe"
+    )
     compare.add_argument(
         "--policy",
         help="what counts as aligned: a name or a YAML file (exact; cross_framework for runs of different "
@@ -69,9 +74,10 @@ def build_parser() -> argparse.ArgumentParser:
 
     add_examinations(commands)
     add_launch_commands(commands)
+    add_msprobe(commands)
 
     show = commands.add_parser("show", help="look inside a run")
-    show.add_argument("directory", metavar="RUN", help="run directory")
+    show.add_argument("directory", metavar="RUN", help="run directory, or dump of msprobe")
     show.add_argument("--fqn", default="*", metavar="GLOB", help="only these modules and parameters")
     show.add_argument("--role", default="*", help="only this role (wgrad, param, output …)")
     show.add_argument("--step", type=int, help="only this step; -1 is before the first")
@@ -172,7 +178,7 @@ def _compare(arguments: argparse.Namespace) -> int:
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    from mindspeed_precision.dump.reader import load_run
+    from mindspeed_precision.loading import load_run
     from mindspeed_precision.report.show import select, show_json, show_text
 
     run = load_run(arguments.directory)
