@@ -45,6 +45,7 @@ MAY_IMPORT = {
     "compare": {"dump", "align"},
     "diagnose": {"dump", "align", "compare", "backends"},  # backends: replay asks for one by name
     "verify": {"dump", "align", "compare"},
+    "ckpt": {"dump", "align", "compare", "verify"},
     "launches": {"arguments"},  # arguments: our own flags
     "shrink": {"launches", "preflight", "verify"},
     "certify": {"dump", "align", "launches", "determinism", "flow"},  # flow: what `compare` is
@@ -54,7 +55,7 @@ MAY_IMPORT = {
 ANYTHING = {"testing"}  # plays whole runs, so it may touch every stage
 NO_FRAMEWORK = {
     *("record", "dump", "align", "compare", "diagnose", "verify", "report"),
-    *("launches", "preflight", "shrink", "certify"),
+    *("launches", "preflight", "shrink", "certify", "ckpt"),
 }
 
 
