@@ -2,7 +2,8 @@
 
 Megatron's ``linear_qkv`` has its rows by query group: the queries of the group, its key, its value. Others
 keep ``[q; k; v]`` in blocks. A gated MLP's first linear is ``[gate; other half]``; shards that were put one
-after another are not. Rotary embeddings pair the two halves of a head (Hugging Face, Megatron) or neighbours (Meta).
+after another are not. Rotary embeddings pair the two halves of a head (Hugging Face, Megatron) or neighbours
+(Meta).
 """
 
 from __future__ import annotations

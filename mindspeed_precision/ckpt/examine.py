@@ -65,7 +65,7 @@ def compare_checkpoints(
     findings, outcomes = CKPT.ask_all(facts)
     tables = {
         "layers": layer_lines(found),
-        "parameters": parameter_lines(found, every=every),
+        "worst": parameter_lines(found, every=every),
         "optimizer": state_lines(found, every=every),
     }
     examination = Examination(
@@ -74,7 +74,7 @@ def compare_checkpoints(
         findings=findings,
         outcomes=outcomes,
         notes=tuple(_notes(facts, found)),
-        headline=summary(found),
+        headline=summary(found, findings),
         tables={title: lines for title, lines in tables.items() if lines},
     )
     return CheckpointAnswer(examination=examination, parameters=tuple(r.plain() for r in found.results))

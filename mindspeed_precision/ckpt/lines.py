@@ -7,7 +7,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 from mindspeed_precision.ckpt.conventions import row_words
-from mindspeed_precision.ckpt.results import Compared, Outcome, Result
+from mindspeed_precision.ckpt.results import WORDS, Compared, Outcome, Result
+from mindspeed_precision.records import Finding, Severity
 
 _MOST = 40
 _SHOWN = 6
@@ -126,32 +127,59 @@ def _listed(found: Iterable[Result], compared: Compared, *, every: bool) -> tupl
     if not ordered:
         return ()
     shown = ordered if every else ordered[:_MOST]
-    rows = [("parameter", "answer", "how")]
+    rows = [("tensor", "answer", "max abs", "relative", "cosine", "where, or after what")]
     for one in shown:
         label = one.name if one.pair.role == "param" else f"{one.pair.role} of {one.name}"
-        rows.append((label, one.outcome.value, difference_words(one, compared)))
+        rows.append((label, one.outcome.value, *_numbers(one), _briefly(one)))
     more = len(ordered) - len(shown)
     return (*table(rows), *((f"and {more} more (--all shows them)",) if more else ()))
 
 
-def summary(compared: Compared) -> str:
+def summary(compared: Compared, findings: Sequence[Finding]) -> str:
     """Return the answer in one sentence."""
     results = compared.of_role(parameters=True)
-    counts = {outcome: sum(one.outcome is outcome for one in results) for outcome in Outcome}
-    total, same = len(results), counts[Outcome.IDENTICAL] + counts[Outcome.SAME_AFTER]
     if not results:
         return "NO ANSWER: no parameters were found."
-    if counts[Outcome.IDENTICAL] == total:
+    errors = {finding.id for finding in findings if finding.severity is Severity.ERROR}
+    beside = sorted(id_ for id_ in errors if not id_.startswith("weights."))
+    answer = _of_parameters(results, bad=any(id_.startswith("weights.") for id_ in errors))
+    return f"{answer} Errors beside them: {', '.join(beside)}." if beside else answer
+
+
+def _of_parameters(results: Sequence[Result], *, bad: bool) -> str:
+    counts = {outcome: sum(one.outcome is outcome for one in results) for outcome in Outcome}
+    total, identical, after = len(results), counts[Outcome.IDENTICAL], counts[Outcome.SAME_AFTER]
+    if identical == total:
         return f"IDENTICAL: all {total} parameters have the same bits."
-    told = [f"{count} {outcome.value}" for outcome, count in counts.items() if count]
-    word = "SAME" if same == total else "DIFFERENT"
-    if same == total:
-        kinds = sorted({getattr(way, "value", way) for one in results for way in one.steps})
-        return f"{word}: all {total} parameters agree, {counts[Outcome.SAME_AFTER]} of them after: {', '.join(kinds)}."
+    if identical + after == total:
+        kinds = sorted({WORDS.get(way, str(way)) for one in results for way in one.steps})
+        word = "DIFFERENT, but by no numbers" if bad else "SAME"
+        same = f"{after} the same after: {', '.join(kinds)}"
+        return f"{word}: of {total} parameters {identical} identical, {same}."
+    told = ", ".join(f"{count} {outcome.value}" for outcome, count in counts.items() if count)
     differing = [one for one in results if one.metrics]
     worst = max(differing, key=lambda one: one.metrics["rel_frobenius"], default=None)
     tail = f" Worst: {worst.name}, relative {number(worst.metrics['rel_frobenius'])}." if worst else ""
-    return f"{word}: of {total} parameters {', '.join(told)}.{tail}"
+    return f"DIFFERENT: of {total} parameters {told}.{tail}"
+
+
+def _numbers(result: Result) -> tuple[str, str, str]:
+    metrics = result.metrics
+    if not metrics:
+        return "", "", ""
+    cosine = _cosine(float(metrics["cosine"])) if "cosine" in metrics else ""
+    return number(metrics["max_abs"]), number(metrics["rel_frobenius"]), cosine
+
+
+def _briefly(result: Result) -> str:
+    """Say in a few words where a tensor differs, or what makes it the same."""
+    if result.steps:
+        return ", ".join(WORDS.get(way, str(way)) for way in result.steps)
+    metrics = result.metrics
+    if not metrics or result.told is None:
+        return result.detail if result.outcome is not Outcome.IDENTICAL else ""
+    rows = result.told.rows
+    return "every row" if len(rows) == metrics["rows"] else f"rows {ranges(rows, 3)} of {metrics['rows']}"
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -3,8 +3,8 @@
 A file numbers the optimizer's tensors and does not name them. The numbers follow the groups, and each group
 has its parameters in the order of the model (``megatron.core.optimizer`` ``_get_param_groups``): those
 without weight decay are biases and one-dimensional parameters, those of experts and those with a learning
-rate of their own have groups of theirs. That is tried, and holds only if count and every shape agree; else the tensors
-keep their numbers, and are compared under those.
+rate of their own have groups of theirs. That is tried, and holds only if count and every shape agree; else
+the tensors keep their numbers, and are compared under those.
 """
 
 from __future__ import annotations
@@ -16,21 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_precision.ckpt.archive import TorchArchive
+from mindspeed_precision.ckpt.distributed_optimizer import ModelParameter, divided
+from mindspeed_precision.ckpt.mapped import MappedFile, require_inside
 from mindspeed_precision.ckpt.opcodes import TensorReference
-from mindspeed_precision.ckpt.plain import plain
+from mindspeed_precision.ckpt.plain import namespace, plain
 from mindspeed_precision.ckpt.stored import Stored
 
 _NO_PARAMETER = re.compile(r".*(?:_extra_state|inv_freq|expert_bias|tokens_per_expert\w*|router\.\w*bias)")
 _MASTERS = ("fp32_from_fp16_params", "fp32_from_float16_params")
 MOMENTS = ("exp_avg", "exp_avg_sq")
 STEP, COMMON_STEP, MASTER = "step", "common_step", "master_param"
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Parameter:
-    chunk: int
-    name: str
-    shape: tuple[int, ...]
 
 
 @dataclass(kw_only=True)
@@ -67,7 +62,7 @@ def states_of_rank(
     found = OptimizerStates()
     optimizer = root.get("optimizer")
     several = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
-    parameters = list(_parameters(chunks))
+    parameters = list(_parameters(archive, chunks))
     for number, one in enumerate(several):
         if isinstance(one, Mapping):
             _of_one(
@@ -79,24 +74,28 @@ def states_of_rank(
                 label,
             )
     if sharded.is_file():
-        found.unread.append(
-            f"{label}/{sharded.name}: tensors of a distributed optimizer, in buffers that the file does not divide"
-            " by parameters"
-        )
+        buffers = TorchArchive(MappedFile(require_inside(sharded.parent, sharded)))
+        args = namespace(root.get("args"))
+        known = [one for one in parameters if one.dtype]
+        placed, unread = divided(buffers, archive, known, args, label)
+        found.placed += placed
+        found.unread += unread
     return found
 
 
-def _parameters(chunks: Sequence[Mapping[str, Any]]) -> Iterator[_Parameter]:
+def _parameters(archive: TorchArchive, chunks: Sequence[Mapping[str, Any]]) -> Iterator[ModelParameter]:
     for number, chunk in enumerate(chunks):
         for name, value in chunk.items():
             if isinstance(value, TensorReference) and not _NO_PARAMETER.fullmatch(str(name)):
-                yield _Parameter(chunk=number, name=str(name), shape=value.shape)
+                yield ModelParameter(
+                    chunk=number, name=str(name), reference=value, dtype=archive.dtype(value)
+                )
 
 
 def _of_one(
     archive: TorchArchive,
     optimizer: Mapping[str, Any],
-    parameters: Sequence[_Parameter],
+    parameters: Sequence[ModelParameter],
     prefix: str,
     found: OptimizerStates,
     label: str,
@@ -113,7 +112,7 @@ def _of_one(
         members = _members(group, groups, parameters, len(indices))
         shapes = [_shape(one) for one in kept]
         fits = len(members) == len(indices) and all(
-            shape in (None, member.shape) for shape, member in zip(shapes, members, strict=False)
+            shape in (None, member.reference.shape) for shape, member in zip(shapes, members, strict=False)
         )
         of_master = _master_members(masters, number, members if fits else [], len(indices))
         for place, values in enumerate(kept):
@@ -129,14 +128,14 @@ def _of_one(
 def _members(
     group: Mapping[str, Any],
     groups: Sequence[Mapping[str, Any]],
-    parameters: Sequence[_Parameter],
+    parameters: Sequence[ModelParameter],
     count: int,
-) -> list[_Parameter]:
+) -> list[ModelParameter]:
     """Return the parameters that a group should have, in order."""
     flags = {name: any(one.get(name) for one in groups) for name in ("is_expert_parallel", "is_decoupled_lr")}
 
-    def belongs(one: _Parameter) -> bool:
-        undecayed = one.name.endswith(".bias") or len(one.shape) == 1
+    def belongs(one: ModelParameter) -> bool:
+        undecayed = one.name.endswith(".bias") or len(one.reference.shape) == 1
         of_expert = flags["is_expert_parallel"] and ".experts." in one.name
         own_rate = (
             flags["is_decoupled_lr"] and re.search("word_embeddings|output_layer", one.name) is not None
@@ -157,17 +156,17 @@ def _shape(values: Mapping[str, Any]) -> tuple[int, ...] | None:
     return moment.shape if isinstance(moment, TensorReference) else None
 
 
-def _master_members(masters: Any, number: int, members: Sequence[_Parameter], count: int) -> list[Any]:
+def _master_members(masters: Any, number: int, members: Sequence[ModelParameter], count: int) -> list[Any]:
     of_group = masters[number] if isinstance(masters, (list, tuple)) and number < len(masters) else ()
     values = [one for one in of_group or () if isinstance(one, TensorReference)]
-    shapes_fit = all(v.shape == m.shape for v, m in zip(values, members, strict=False))
+    shapes_fit = all(v.shape == m.reference.shape for v, m in zip(values, members, strict=False))
     return values if len(values) == count and shapes_fit else []
 
 
 def _keep(
     archive: TorchArchive,
     values: Mapping[str, Any],
-    member: _Parameter | None,
+    member: ModelParameter | None,
     own: str,
     found: OptimizerStates,
     label: str,
@@ -186,7 +185,7 @@ def _keep(
             source=label,
             load=lambda value=value: archive.elements(value),  # type: ignore[misc]
         )
-        if member is not None and value.shape == member.shape:
+        if member is not None and value.shape == member.reference.shape:
             found.placed.append((str(role), member.chunk, member.name, tensor))
         else:
             found.loose[f"{label}/{own}.{role}"] = tensor

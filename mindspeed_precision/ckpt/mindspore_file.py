@@ -1,9 +1,10 @@
 """MindSpore's ``.ckpt``: a protocol buffer, read by a small reader of the wire format.
 
 ``Checkpoint { repeated Value value = 1; }``, ``Value { string tag = 1; TensorProto tensor = 2;
-MapTensorProto maptensor = 3; }``, ``TensorProto { repeated int64 dims = 1; string tensor_type = 2; bytes tensor_content = 3; }``
-(``checkpoint.proto`` of MindSpore). A parameter larger than half a gigabyte is several values of one tag, one
-after another. With ``crc_check`` the text ``crc_num`` and ten bytes follow.
+MapTensorProto maptensor = 3; }``, ``TensorProto { repeated int64 dims = 1;
+string tensor_type = 2; bytes tensor_content = 3; }`` (``checkpoint.proto`` of MindSpore). A parameter larger
+than half a gigabyte is several values of one tag, one after another. With ``crc_check`` the text ``crc_num``
+and ten bytes follow.
 """
 
 from __future__ import annotations

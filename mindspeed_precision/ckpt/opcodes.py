@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import io
 import pickletools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -115,24 +115,24 @@ class _Machine:
     def __init__(self) -> None:
         self._stack: list[Any] = []
         self._memo: dict[int, Any] = {}
-        self._do: dict[str, Callable[[Any], None]] = {
-            name.removeprefix("_op_"): getattr(self, name) for name in dir(self) if name.startswith("_op_")
-        }
 
     def run(self, data: bytes) -> Any:
         for opcode, argument, _ in pickletools.genops(io.BytesIO(data)):
             name = opcode.name
-            if name in _IGNORED:
-                continue
+            if name == "STOP":
+                return self._pop()
             if name in _PUSHES:
                 self._stack.append(argument)
-            elif name == "STOP":
-                return self._stack.pop()
-            else:
-                handler = self._do.get(name)
-                if handler is None:
-                    raise CheckpointError("a pickle that no checkpoint needs", found=f"opcode {name}")
-                handler(argument)
+            elif name in _FRESH:
+                self._stack.append(_FRESH[name]())
+            elif name in _GROUPS:
+                self._stack.append(_GROUPS[name](self._since_mark()))
+            elif name in _TUPLES:
+                self._stack.append(tuple(reversed([self._pop() for _ in range(_TUPLES[name])])))
+            elif name in _STEPS:
+                _STEPS[name](self, argument)
+            elif name not in _IGNORED:
+                raise CheckpointError("a pickle that no checkpoint needs", found=f"opcode {name}")
         raise ValueError("no end")
 
     def _since_mark(self) -> list[Any]:
@@ -149,131 +149,61 @@ class _Machine:
             raise ValueError("a mark where a value should be")
         return top
 
-    def _top(self) -> Any:
-        return self._stack[-1]
-
-    def _op_MARK(self, _: Any) -> None:  # noqa: N802
-        self._stack.append(_MARK)
-
-    def _op_POP(self, _: Any) -> None:  # noqa: N802
+    def drop(self, _: Any) -> None:
         self._stack.pop()
 
-    def _op_POP_MARK(self, _: Any) -> None:  # noqa: N802
+    def drop_group(self, _: Any) -> None:
         self._since_mark()
 
-    def _op_DUP(self, _: Any) -> None:  # noqa: N802
-        self._stack.append(self._top())
+    def again(self, _: Any) -> None:
+        self._stack.append(self._stack[-1])
 
-    def _op_NONE(self, _: Any) -> None:  # noqa: N802
-        self._stack.append(None)
+    def append(self, _: Any) -> None:
+        values = [self._pop()]
+        _extend(self._stack[-1], values)
 
-    def _op_NEWTRUE(self, _: Any) -> None:  # noqa: N802
-        self._stack.append(True)
-
-    def _op_NEWFALSE(self, _: Any) -> None:  # noqa: N802
-        self._stack.append(False)
-
-    def _op_EMPTY_LIST(self, _: Any) -> None:  # noqa: N802
-        self._stack.append([])
-
-    def _op_EMPTY_DICT(self, _: Any) -> None:  # noqa: N802
-        self._stack.append({})
-
-    def _op_EMPTY_SET(self, _: Any) -> None:  # noqa: N802
-        self._stack.append(set())
-
-    def _op_EMPTY_TUPLE(self, _: Any) -> None:  # noqa: N802
-        self._stack.append(())
-
-    def _op_LIST(self, _: Any) -> None:  # noqa: N802
-        self._stack.append(self._since_mark())
-
-    def _op_DICT(self, _: Any) -> None:  # noqa: N802
-        self._stack.append(dict(_pairs(self._since_mark())))
-
-    def _op_TUPLE(self, _: Any) -> None:  # noqa: N802
-        self._stack.append(tuple(self._since_mark()))
-
-    def _op_FROZENSET(self, _: Any) -> None:  # noqa: N802
-        self._stack.append(frozenset(self._since_mark()))
-
-    def _op_TUPLE1(self, _: Any) -> None:  # noqa: N802
-        self._tuple(1)
-
-    def _op_TUPLE2(self, _: Any) -> None:  # noqa: N802
-        self._tuple(2)
-
-    def _op_TUPLE3(self, _: Any) -> None:  # noqa: N802
-        self._tuple(3)
-
-    def _tuple(self, size: int) -> None:
-        values = [self._pop() for _ in range(size)]
-        self._stack.append(tuple(reversed(values)))
-
-    def _op_APPEND(self, _: Any) -> None:  # noqa: N802
-        _append(self._top_below([self._pop()]))
-
-    def _op_APPENDS(self, _: Any) -> None:  # noqa: N802
-        _append(self._top_below(self._since_mark()))
-
-    def _top_below(self, values: list[Any]) -> tuple[Any, list[Any]]:
-        return self._top(), values
-
-    def _op_ADDITEMS(self, _: Any) -> None:  # noqa: N802
+    def extend(self, _: Any) -> None:
         values = self._since_mark()
-        target = self._top()
-        if isinstance(target, Made):
-            target.items += values
-        else:
-            target.update(values)
+        _extend(self._stack[-1], values)
 
-    def _op_SETITEM(self, _: Any) -> None:  # noqa: N802
+    def set_item(self, _: Any) -> None:
         value, key = self._pop(), self._pop()
-        _set_items(self._top(), [key, value])
+        _set_items(self._stack[-1], [key, value])
 
-    def _op_SETITEMS(self, _: Any) -> None:  # noqa: N802
+    def set_items(self, _: Any) -> None:
         values = self._since_mark()
-        _set_items(self._top(), values)
+        _set_items(self._stack[-1], values)
 
-    def _op_PUT(self, argument: Any) -> None:  # noqa: N802
-        self._memo[int(argument)] = self._top()
+    def remember(self, argument: Any) -> None:
+        self._memo[len(self._memo) if argument is None else int(argument)] = self._stack[-1]
 
-    _op_BINPUT = _op_LONG_BINPUT = _op_PUT  # noqa: N815
-
-    def _op_MEMOIZE(self, _: Any) -> None:  # noqa: N802
-        self._memo[len(self._memo)] = self._top()
-
-    def _op_GET(self, argument: Any) -> None:  # noqa: N802
+    def recall(self, argument: Any) -> None:
         self._stack.append(self._memo[int(argument)])
 
-    _op_BINGET = _op_LONG_BINGET = _op_GET  # noqa: N815
-
-    def _op_GLOBAL(self, argument: Any) -> None:  # noqa: N802
+    def name(self, argument: Any) -> None:
         module, _, name = str(argument).partition(" ")
         self._stack.append(Global(module, name))
 
-    def _op_STACK_GLOBAL(self, _: Any) -> None:  # noqa: N802
+    def name_of_stack(self, _: Any) -> None:
         name, module = self._pop(), self._pop()
         if not isinstance(name, str) or not isinstance(module, str):
             raise TypeError("a global that is no name")
         self._stack.append(Global(module, name))
 
-    def _op_REDUCE(self, _: Any) -> None:  # noqa: N802
+    def make(self, _: Any) -> None:
         arguments, function = self._pop(), self._pop()
         self._stack.append(_made(function, arguments))
 
-    _op_NEWOBJ = _op_REDUCE  # noqa: N815
-
-    def _op_NEWOBJ_EX(self, _: Any) -> None:  # noqa: N802
+    def make_by_keywords(self, _: Any) -> None:
         keywords, arguments, kind = self._pop(), self._pop(), self._pop()
         self._stack.append(_made(kind, (*arguments, keywords) if keywords else arguments))
 
-    def _op_BUILD(self, _: Any) -> None:  # noqa: N802
-        state, target = self._pop(), self._top()
-        if isinstance(target, Made):
-            target.state = state  # attributes of plain containers (a state dict's versions) are left out
+    def give_state(self, _: Any) -> None:
+        state = self._pop()
+        if isinstance(self._stack[-1], Made):  # attributes of plain containers are left out
+            self._stack[-1].state = state
 
-    def _op_BINPERSID(self, _: Any) -> None:  # noqa: N802
+    def storage(self, _: Any) -> None:
         self._stack.append(_storage(self._pop()))
 
 
@@ -301,6 +231,42 @@ _PUSHES = frozenset(
         "BINUNICODE8",
     ]
 )
+_FRESH: Mapping[str, Callable[[], Any]] = {
+    "MARK": lambda: _MARK,
+    "NONE": lambda: None,
+    "NEWTRUE": lambda: True,
+    "NEWFALSE": lambda: False,
+    "EMPTY_LIST": list,
+    "EMPTY_DICT": dict,
+    "EMPTY_SET": set,
+    "EMPTY_TUPLE": tuple,
+}
+_GROUPS: Mapping[str, Callable[[list[Any]], Any]] = {
+    "LIST": list,
+    "DICT": lambda values: dict(_pairs(values)),
+    "TUPLE": tuple,
+    "FROZENSET": frozenset,
+}
+_TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+_STEPS: Mapping[str, Callable[[_Machine, Any], None]] = {
+    "POP": _Machine.drop,
+    "POP_MARK": _Machine.drop_group,
+    "DUP": _Machine.again,
+    "APPEND": _Machine.append,
+    "APPENDS": _Machine.extend,
+    "ADDITEMS": _Machine.extend,
+    "SETITEM": _Machine.set_item,
+    "SETITEMS": _Machine.set_items,
+    **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"), _Machine.remember),
+    **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), _Machine.recall),
+    "GLOBAL": _Machine.name,
+    "STACK_GLOBAL": _Machine.name_of_stack,
+    "REDUCE": _Machine.make,
+    "NEWOBJ": _Machine.make,
+    "NEWOBJ_EX": _Machine.make_by_keywords,
+    "BUILD": _Machine.give_state,
+    "BINPERSID": _Machine.storage,
+}
 _IGNORED = frozenset({"PROTO", "FRAME"})
 
 
@@ -310,12 +276,13 @@ def _pairs(values: list[Any]) -> Iterable[tuple[Any, Any]]:
     return zip(values[::2], values[1::2], strict=True)
 
 
-def _append(target_and_values: tuple[Any, list[Any]]) -> None:
-    target, values = target_and_values
+def _extend(target: Any, values: list[Any]) -> None:
     if isinstance(target, Made):
         target.items += values
     elif isinstance(target, list):
         target.extend(values)
+    elif isinstance(target, set):
+        target.update(values)
     else:
         raise TypeError(f"values appended to {type(target).__name__}")
 

@@ -18,8 +18,8 @@ from mindspeed_precision.errors import CheckpointError
 TRACKER = "latest_checkpointed_iteration.txt"
 _ITERATION = re.compile(r"\d{1,9}|release")
 _EXPECTED = (
-    "a run directory, a checkpoint of Megatron (torch, torch_dist), a directory of Hugging Face or of safetensors, "
-    "or a file: torch.save, safetensors, MindSpore's .ckpt"
+    "a run directory, a checkpoint of Megatron (torch, torch_dist), a directory of Hugging Face or of "
+    "safetensors, or a file: torch.save, safetensors, MindSpore's .ckpt"
 )
 
 

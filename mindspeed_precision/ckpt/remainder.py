@@ -18,8 +18,8 @@ _SCHEDULE = ("opt_param_scheduler", "lr_scheduler")
 _OPTIMIZER = "optimizer."
 _RNG = "rng_state"
 _SECTION = "megatron_args"
-_BY_SHAPE = frozenset({"vocab_size", "padded_vocab_size"})
-"""What is compared by the shapes of tensors, and counted otherwise in other frameworks."""
+_OTHERWISE = frozenset({"vocab_size", "padded_vocab_size", "model_type"})
+"""What means something else in another framework; rows of the vocabulary are compared as tensors."""
 
 _SHORT = 48
 
@@ -140,11 +140,11 @@ class Configurations:
 
 
 def configurations(one: Checkpoint, two: Checkpoint) -> Configurations:
-    """Compare the configurations by Megatron's names; what one side alone says is counted and not compared."""
+    """Compare the configurations by Megatron's names; what one side alone says is counted."""
     left, right = _under_megatrons_names(one), _under_megatrons_names(two)
     both = [name for name in left if name in right]
     if one.family != two.family:
-        both = [name for name in both if name not in _BY_SHAPE]
+        both = [name for name in both if name not in _OTHERWISE]
     sides = [RunSettings(sections={_SECTION: {n: side[n] for n in both}}) for side in (left, right)]
     compared, apart = differences(*sides) if both else (0, [])
     return Configurations(
@@ -154,10 +154,11 @@ def configurations(one: Checkpoint, two: Checkpoint) -> Configurations:
 
 def _under_megatrons_names(checkpoint: Checkpoint) -> dict[str, Any]:
     config = checkpoint.config
-    if checkpoint.family in ("megatron", "run"):
-        return dict(config)
     found, _ = under_megatrons_names(config, frozenset(load_meanings().arguments))
-    return found
+    if checkpoint.family not in ("megatron", "run"):
+        return found
+    told = {name: value for name, value in config.items() if value is not None or name not in found}
+    return {**found, **told}
 
 
 __all__ = ["Configurations", "Entry", "Remainder", "configurations", "remainder"]

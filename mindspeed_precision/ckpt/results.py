@@ -218,6 +218,7 @@ WORDS = {
     Way.SCALED: "scaled",
     PADDED: "padding left out",
     RESHAPED: "reshaped",
+    TIED: "tied",
 }
 """What each step is called."""
 

@@ -22,7 +22,7 @@ _REMEDIES = {
     "or in blocks, gate and up projection, shards, rotary halves",
     "weights.cast": "convert and save checkpoints in the dtype of the master weights",
     "weights.scaled": "look for a factor in the conversion",
-    "weights.other_spread": "one of them was not loaded from the other: look for a tensor left as initialised",
+    "weights.other_spread": "one was not loaded from the other: look for a tensor left as initialised",
     "weights.differs": "find which of the two was trained, converted or loaded otherwise; the worst first",
     "optimizer.state": "resume from the same checkpoint with its optimizer, in the same dtype",
 }
@@ -72,7 +72,7 @@ def parameters(facts: Facts) -> Answer:
         )
     findings += _tied_and_padded(facts, results)
     looked = [one for one in results if one.outcome is not Outcome.NOT_READ]
-    bad = [one for one in looked if one.outcome not in (Outcome.IDENTICAL, Outcome.SAME_AFTER)]
+    bad = [one for one in looked if _worst_of(facts.compared, one) is Severity.ERROR]
     skipped = "" if looked else "no parameter was found in either checkpoint"
     return Answer(exercised=len(looked), findings=tuple(findings), failed=len(bad), skipped=skipped)
 
@@ -93,6 +93,16 @@ def _severity(compared: Compared, way: Way) -> Callable[[Result], Severity]:
     return of
 
 
+def _worst_of(compared: Compared, result: Result) -> Severity:
+    """Return how bad one parameter is."""
+    if result.outcome not in (Outcome.IDENTICAL, Outcome.SAME_AFTER):
+        return Severity.ERROR
+    steps = [way for way in _OF_STEP if way in result.steps]
+    return min(
+        (_severity(compared, way)(result) for way in steps), key=list(Severity).index, default=Severity.INFO
+    )
+
+
 def _error(_: Result) -> Severity:
     return Severity.ERROR
 
@@ -105,13 +115,14 @@ def _finding(
     total = len(facts.parameters())
     ordered = sorted(found, key=lambda one: one.badness)
     lines = [f"{one.name}: {difference_words(one, facts.compared)}" for one in ordered]
+    names = listed([one.name for one in ordered], 3)
     worst = min((severity(one) for one in found), key=list(Severity).index)
     return [
         Finding(
             id=id_,
             severity=worst,
             confidence=0.95,
-            title=f"{len(found)} of {total} parameters {_TITLES[id_]}: {listed([one.name for one in ordered], 3)}",
+            title=f"{len(found)} of {total} parameters {_TITLES[id_]}: {names}",
             evidence=shortened(lines, 12),
             remedy=_REMEDIES[id_],
         )
@@ -133,7 +144,7 @@ def _tied_and_padded(facts: Facts, results: Sequence[Result]) -> list[Finding]:
                 id="weights.tied",
                 severity=Severity.INFO,
                 confidence=0.9,
-                title="one checkpoint has the output layer as a copy of the word embeddings, the other ties them",
+                title="the output layer is the word embeddings: one checkpoint has them twice",
                 evidence=tuple(f"{one.name}: {one.detail}" for one in tied),
                 remedy="tie them in both, or in none: once they are trained apart they differ",
             )
@@ -145,7 +156,7 @@ def _tied_and_padded(facts: Facts, results: Sequence[Result]) -> list[Finding]:
                 id="config.vocabulary_padding",
                 severity=Severity.WARNING,
                 confidence=0.9,
-                title=f"the vocabulary is padded otherwise: {padded[0].steps[PADDED]}; the rows of both were compared",
+                title=f"the vocabulary is padded otherwise: {padded[0].steps[PADDED]}",
                 evidence=tuple(f"{one.name}: {one.steps[PADDED]}" for one in padded),
                 remedy="pad both alike (--make-vocab-size-divisible-by times the tensor-parallel size)",
             )
@@ -212,9 +223,9 @@ def copies(facts: Facts) -> Answer:
                     id="parallel.replicas_differ",
                     severity=Severity.ERROR,
                     confidence=0.95,
-                    title=f"ranks of the {name} hold different copies of {len(lines)} tensors; the first was compared",
+                    title=f"ranks of the {name} hold different copies of {len(lines)} tensors",
                     evidence=shortened(lines, 12),
-                    remedy="look for the reduction that should keep them equal, or for files of different trainings",
+                    remedy="look for the reduction that keeps them equal, or for files of another training",
                 )
             )
     return Answer(exercised=2, findings=tuple(findings), failed=len(findings))
