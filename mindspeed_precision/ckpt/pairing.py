@@ -180,21 +180,15 @@ def short(name: str) -> str:
 
 def tied(pair: Matched, one: Named, two: Named) -> Side | None:
     """Return which side ties the output layer that the other one has as a copy of its embedding; or None."""
-    if (
-        pair.name != _OUTPUT
-        or pair.role != PARAMETER
-        or (pair.one is None) == (pair.two is None)
-        or pair.failed
-    ):
+    if pair.name != _OUTPUT or (pair.one is None) == (pair.two is None) or pair.failed:
         return None
     holder, side = (one, Side.CANDIDATE) if pair.one is not None else (two, Side.BASELINE)
-    embedding = holder.roles[PARAMETER].get(_EMBEDDING, {}).get("")
-    return side if embedding is not None else None
+    return side if embedding_of(holder, pair.role) is not None else None
 
 
-def embedding_of(side: Named) -> Stored | None:
-    """Return the word embeddings of a checkpoint."""
-    return side.roles[PARAMETER].get(_EMBEDDING, {}).get("")
+def embedding_of(side: Named, role: str) -> Stored | None:
+    """Return the word embeddings of a checkpoint, or what the optimizer keeps of them."""
+    return side.roles.get(role, {}).get(_EMBEDDING, {}).get("")
 
 
 def with_mappings(

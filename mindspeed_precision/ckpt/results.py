@@ -185,7 +185,7 @@ def _result(pair: Matched, one: Named, two: Named, geometry: Geometry) -> Result
 
 def _copy(pair: Matched, holder: Named, side: Side, geometry: Geometry) -> Result | None:
     """Return what is said of an output layer that is its checkpoint's embedding once more."""
-    embedding, output = embedding_of(holder), pair.one or pair.two
+    embedding, output = embedding_of(holder, pair.role), pair.one or pair.two
     assert output is not None
     if embedding is None or embedding.shape != output.shape:
         return None

@@ -127,6 +127,8 @@ class Sums:
 
     def other_spread(self) -> bool:
         """Tell numbers of another spread from others of one: norms of n draws agree to about 1 / √n."""
+        if 2 * self._mismatched < self._elements:
+            return False
         if min(self._one, self._two) <= 0:
             return self._one != self._two
         cosine = self._both / math.sqrt(self._one * self._two)

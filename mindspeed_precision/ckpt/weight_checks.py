@@ -172,7 +172,7 @@ def _tied_and_padded(facts: Facts, results: Sequence[Result]) -> list[Finding]:
 def optimizer_state(facts: Facts) -> Answer:
     """Say which moments and master parameters are not the same."""
     results = facts.compared.of_role(parameters=False)
-    bad = [one for one in results if one.outcome is not Outcome.IDENTICAL]
+    bad = [one for one in results if one.outcome is not Outcome.IDENTICAL and TIED not in one.steps]
     ordered = sorted(bad, key=lambda one: one.badness)
     loose = facts.compared.one.checkpoint.loose.keys() | facts.compared.two.checkpoint.loose.keys()
     skipped = _state_gap(facts) if not results else ""
