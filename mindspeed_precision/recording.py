@@ -13,6 +13,7 @@ from mindspeed_precision.backends.detect import capture_backend
 from mindspeed_precision.capture.activations import ActivationPlacer
 from mindspeed_precision.capture.batch import observe_random_states, observe_step_losses
 from mindspeed_precision.capture.between_steps import BetweenSteps
+from mindspeed_precision.capture.buffers import observe_buffers
 from mindspeed_precision.capture.configuration import (
     effective_configuration,
     environment,
@@ -127,6 +128,7 @@ class Recording:
         recording._activation.__enter__()
         recorder.begin_step(INIT_STEP)
         observe_parameters(context, Phase.INIT)
+        observe_buffers(context, Phase.INIT)
         recorder.end_step()
         return recording
 
@@ -148,6 +150,7 @@ class Recording:
         """End the step, write its records, return what was found missing in it for the first time."""
         clock, step = self.context.clock, self.context.recorder.step
         self._first_step = step if self._first_step is None else self._first_step
+        observe_buffers(self.context, Phase.OPTIMIZER)
         clock.end_step()
         microbatches = clock.microbatches
         findings = self._failed(self.context.recorder.end_step())
