@@ -76,7 +76,8 @@ def markdown(scores: Sequence[Score]) -> str:
         f"- seconds in trainings (bug and twin): {_spread([score.trained for score in scores])}; in the "
         f"commands: {_spread([score.asked for score in scores])}",
         "",
-        "| id | bug | detected | exact place | cause first | verify | check | compare | false alarms | seconds |",
+        "| id | bug | detected | exact place | cause first | verify | check | compare | "
+        "false alarms | seconds |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for score in scores:

@@ -208,15 +208,10 @@ class Layer:
         )
         grad = self._made("dlogits", grad * each.T[..., None])
         self._saw("dgrad", "output_layer", "grad_output", grad)
-        tied = self._saw(
-            "wgrad", "output_layer", "wgrad", self._cast(grad.reshape(-1, V).T.astype("f8") @ x.reshape(-1, H)), ""
-        )  # fmt: skip
-        arrived = self._saw(
-            "dgrad",
-            "embedding.word_embeddings",
-            "grad_output",
-            self._cast(self.random.normal(0, 1, (B, S, H))),
-        )
+        tied = self._cast(grad.reshape(-1, V).T.astype("f8") @ x.reshape(-1, H))
+        self._saw("wgrad", "output_layer", "wgrad", tied, "")
+        arrived = self._cast(self.random.normal(0, 1, (B, S, H)))
+        self._saw("dgrad", "embedding.word_embeddings", "grad_output", arrived)
         whole = tied.astype("f8")
         np.add.at(whole, tokens.reshape(-1), arrived.reshape(-1, H).astype("f8"))
         self._saw("wgrad", "embedding.word_embeddings.weight", "wgrad", self._made("dembedding", whole), "")
