@@ -40,6 +40,10 @@ FUSED_DIFFERENCE = "difference of main_grad after and before a fused GEMM"
 """Note of a dW that never was a tensor of its own."""
 
 
+PERSISTENT = "persistent"
+"""Slot of the records of a buffer that a checkpoint holds."""
+
+
 SCHEDULE = "schedule"
 """Name of the records of the count of Megatron's schedule."""
 
@@ -81,6 +85,8 @@ class Role(str, Enum):
     BATCH = "batch"
     HYPERPARAMETER = "hyperparameter"
     """A number that the optimizer really used for one parameter; ``slot`` names it (lr, eps, …)."""
+    BUFFER = "buffer"
+    """What a module keeps beside its parameters; ``slot`` says whether a checkpoint holds it."""
     RNG = "rng"
     """State of a random generator; ``slot`` names the generator."""
     RESIDUAL = "residual"

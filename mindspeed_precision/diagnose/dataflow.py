@@ -332,6 +332,14 @@ RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(Phase.CLIP, (Role.MAIN_GRAD,), always=(_GRAD_NORM,), tiers=_REDUCED_TIERS),
+    Rule(
+        Phase.OPTIMIZER,
+        (Role.BUFFER,),
+        always=(
+            _own_state(Role.BUFFER),
+            Source(Phase.FPROP, _TENSORS, Names.ANY, When.STEP, Where.ALL),
+        ),
+    ),
     *(
         # Megatron's groups hold the factor and the product: the product is what the optimizer uses
         Rule(

@@ -213,12 +213,23 @@ def operand_value(facts: Facts) -> Iterable[Finding]:
             confidence=0.7,
             title=f"the {first.key.role.value} that the wgrad GEMM of {first.key.fqn} saw is not "
             "what the module received",
-            evidence=(first.inputs, *concerns(origins)),
+            evidence=(first.inputs, *_reordered(first), *concerns(origins)),
             remedy="look at what happens between the module's boundary and its GEMM: gather, "
             "cast, saved activations",
             where=first.key,
             explains=tuple(origin.key for origin in origins),
         )
+
+
+def _reordered(origin: Origin) -> tuple[str, ...]:
+    pair = origin.comparison.pair
+    if not isinstance(pair, Pair):
+        return ()
+    one, two = pair.baseline.digest, pair.candidate.digest
+    same = one.exact and two.exact and one.unordered == two.unordered
+    return (
+        ("both hold the same elements, in another order: the sum over them rounds otherwise",) if same else ()
+    )
 
 
 @rule("wgrad.accumulation", "wgrad.stale_main_grad")
