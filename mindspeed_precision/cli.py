@@ -103,11 +103,11 @@ def build_parser() -> argparse.ArgumentParser:
     environment.add_argument("--json", action="store_true", help="print JSON")
     environment.set_defaults(run=_environment)
 
-    from mindspeed_precision.testing.demo.command import CASES  # names only: it imports no story
-
-    demo = commands.add_parser("demo", help="train twice on this machine and compare")
-    which = f"{', '.join(CASES)}; mindspore is all of the last four (default: %(default)s)"
-    demo.add_argument("case", nargs="?", default="glm4", metavar="CASE", help=which)
+    demo = commands.add_parser("demo", help="a precision problem on this machine: real trainings, explained")
+    demo.add_argument(
+        "case", nargs="?", default="glm4", metavar="CASE", help="which; see --list (default: %(default)s)"
+    )
+    demo.add_argument("--list", action="store_true", help="say what each case shows, and run none")
     demo.add_argument("--out", metavar="DIR", help="where to keep the runs and the report")
     demo.add_argument("--json", action="store_true", help="print its verdicts as JSON, the rest to stderr")
     demo.set_defaults(run=_demo)
@@ -233,8 +233,11 @@ def _environment(arguments: argparse.Namespace) -> int:
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    from mindspeed_precision.testing.demo.command import run
+    from mindspeed_precision.testing.demo.command import listing, run
 
+    if arguments.list:
+        sys.stdout.write(listing())
+        return 0
     if not arguments.json:
         return run(arguments.case, out=arguments.out).status
     with redirect_stdout(sys.stderr):
