@@ -1,4 +1,4 @@
-"""The commands that meet what users already have: export; no logic."""
+"""The commands that meet what users already have: data, evaluation, export; no logic."""
 
 from __future__ import annotations
 
@@ -18,6 +18,18 @@ def add_ecosystem_commands(commands: Any) -> None:
     export.add_argument("--wandb", default="", metavar="PROJECT", help="write runs of PROJECT, offline")
     export.add_argument("--json", action="store_true", help="print JSON")
     export.set_defaults(run=_export)
+
+    evaluation = commands.add_parser("evaluation", help="evaluation results of two trainings, task by task")
+    evaluation.add_argument("baseline", metavar="BASELINE", help="file of results to agree with")
+    evaluation.add_argument("candidate", metavar="CANDIDATE", help="file of results to examine")
+    evaluation.add_argument("--json", action="store_true", help="print JSON")
+    evaluation.set_defaults(run=_evaluation)
+
+
+def _evaluation(arguments: argparse.Namespace) -> int:
+    from mindspeed_precision.evaluation import compare_evaluations
+
+    return answer(compare_evaluations(arguments.baseline, arguments.candidate), json=arguments.json)
 
 
 def _export(arguments: argparse.Namespace) -> int:
