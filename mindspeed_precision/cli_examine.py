@@ -56,12 +56,12 @@ def _verify(arguments: argparse.Namespace) -> int:
     return answer(found, json=arguments.json)
 
 
-def answer(examination: Examination, *, json: bool) -> int:
-    """Print what a command found; return its exit status."""
+def answer(examination: Examination, *, json: bool, **more: Any) -> int:
+    """Print what a command found, ``more`` only as JSON; return its exit status."""
     from mindspeed_precision.report.examination import examination_status, examination_text, show_examination
 
     if json:
-        sys.stdout.write(examination_text(examination))
+        sys.stdout.write(examination_text(examination, **more))
     else:
         show_examination(examination)
     status, reason = examination_status(examination)

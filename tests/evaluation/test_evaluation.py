@@ -141,17 +141,16 @@ def test_lines_with_a_standard_error_and_what_is_no_score(tmp_path):
 def test_validation_losses_of_megatrons_log(tmp_path):
     (tmp_path / "train.log").write_text(
         " [2026-01-01] iteration 10/ 20 | lm loss: 5.1E+00 |\n"
-        "-----------------------------------------------------\n"
-        " validation loss at iteration 10 | lm loss value: 5.101404E+00 | lm loss PPL: 1.642525E+02 | \n"
-        " validation loss at iteration 20 on validation set | lm loss value: 4.0E+00 | lm loss PPL: 5.4E+01 |\n"
+        " validation loss at iteration 10 | lm loss value: 5.101404E+00 | lm loss PPL: 164.2525 |\n"
+        " validation loss at iteration 20 on test set | lm loss value: 4.0E+00 | lm loss PPL: 5.4E+01 |\n"
     )
     found = read_results(tmp_path / "train.log")
     assert found.kind == "Megatron's log"
     assert found.scores == {
         ("validation loss at iteration 10", "lm loss"): Score(value=5.101404),
         ("validation loss at iteration 10", "lm loss PPL"): Score(value=164.2525),
-        ("validation loss at iteration 20 on validation set", "lm loss"): Score(value=4.0),
-        ("validation loss at iteration 20 on validation set", "lm loss PPL"): Score(value=54.0),
+        ("validation loss at iteration 20 on test set", "lm loss"): Score(value=4.0),
+        ("validation loss at iteration 20 on test set", "lm loss PPL"): Score(value=54.0),
     }
 
 
