@@ -19,7 +19,6 @@ from mindspeed_precision.export import LiveExport, StepValues, export_run, open_
 from mindspeed_precision.records import INIT_STEP, Level, Role
 from mindspeed_precision.testing.fake_runs import LINEAR, plant, write_fake_run
 
-
 boards = pytest.mark.skipif(
     importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed"
 )
