@@ -61,8 +61,8 @@ def show_examination(answer: Examination, *, stream: TextIO | None = None) -> No
     print_blocks(examination_blocks(answer), stream)
 
 
-def examination_text(answer: Examination, more: Mapping[str, Any] | None = None) -> str:
-    """Return the examination as JSON, for machines: the same facts, and what more the command has."""
+def examination_text(answer: Examination, **more: Any) -> str:
+    """Return the examination as JSON, for machines: the same facts, and what a command has beside them."""
     plain = {
         "schema": SCHEMA,
         "command": answer.command,
@@ -72,7 +72,7 @@ def examination_text(answer: Examination, more: Mapping[str, Any] | None = None)
         "outcomes": [asdict(outcome) for outcome in answer.outcomes],
         "tables": {title: list(lines) for title, lines in answer.tables.items()},
         "notes": list(answer.notes),
-        **(more or {}),
+        **more,
     }
     return json.dumps(jsonable(plain), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
 
