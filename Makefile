@@ -1,7 +1,7 @@
 # make demo    set up and watch two real training runs diverge, be explained, and agree again
 # make demo-mindspore    the same with MindSpore as the second backend
 # make test    set up, lint, type-check, run every test
-# The rest: lint fast matrix mindspore mindspeed long layouts bench framework-free oldest newest clean. `make help` lists them.
+# The rest: lint chromium fast matrix mindspore mindspeed long layouts bench framework-free oldest newest clean. `make help` lists them.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -59,7 +59,10 @@ export MSP_MCORE ?= $(CURDIR)/$(MCORE)
 export MSP_MINDSPORE_PYTHON ?= $(CURDIR)/$(MINDSPORE)/bin/python
 export MSP_MINDSPORE_NATIVE_PYTHON ?= $(CURDIR)/$(NATIVE)/bin/python
 
-.PHONY: help demo demo-mindspore test lint fast matrix mindspore mindspeed long layouts bench calibration tolerance-figures silentbench silentbench-healthy framework-free oldest newest package sbom clean
+# Where the tests of report.html find a browser; empty: none is here.
+CHROMIUM = $(firstword $(MSP_CHROMIUM) $(foreach name,chromium chromium-browser google-chrome google-chrome-stable,$(shell command -v $(name))))
+
+.PHONY: help demo demo-mindspore test chromium lint fast matrix mindspore mindspeed long layouts bench calibration tolerance-figures silentbench silentbench-healthy framework-free oldest newest package sbom clean
 
 help:
 	@sed -n 's/^# make/make/p; s/^\([a-z-]*\):.*## /make \1\t/p' Makefile | expand -t 21
@@ -74,7 +77,19 @@ demo-mindspore: $(VENV)/.demo $(MINDSPORE)/.ready $(NATIVE)/.ready $(MCORE)/$(DE
 	PYTHONPATH="$(MSP_MCORE)/$(DEMO_MINDSPORE_MCORE)$${PYTHONPATH:+:$$PYTHONPATH}" $(BIN)/mindspeed-precision demo mindspore $(ARGS)
 
 # MindSpore first: what it installs, the others use.
-test: lint package mindspore fast matrix
+test: lint package chromium mindspore fast matrix
+
+# No error where it cannot be installed: the tests that need it are skipped and say why.
+chromium: ## a headless Chromium for the tests of report.html, by apt where that is possible
+	@if [[ -n "$(CHROMIUM)" ]]; then
+	  echo "Chromium for the tests of report.html: $(CHROMIUM)"
+	elif [[ "$$(id -u)" != 0 ]] || ! command -v apt-get >/dev/null; then
+	  echo "no Chromium here, and only root can install it, by apt: the browser tests of report.html are skipped (MSP_CHROMIUM=/path/to/chromium names one)"
+	elif ! { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; } >/dev/null; then
+	  echo "Chromium could not be installed by apt: the browser tests of report.html are skipped (MSP_CHROMIUM=/path/to/chromium names one)"
+	else
+	  echo "Chromium for the tests of report.html: $$(command -v chromium)"
+	fi
 
 lint: $(VENV)/.dev ## ruff and mypy
 	$(BIN)/ruff check .
