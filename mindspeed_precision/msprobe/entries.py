@@ -37,6 +37,11 @@ class Seen:
         """Whether it is of a call of a module."""
         return self.entry.startswith(tuple(f"{kind}." for kind in MODULE_KINDS))
 
+    @property
+    def at_gemm(self) -> bool:
+        """Whether it is of the product that gives dW."""
+        return self.key.phase is Phase.WGRAD
+
 
 @dataclass(kw_only=True)
 class StepEntries:
@@ -277,7 +282,7 @@ class StepEntries:
             role=role,
             slot=slot,
             occurrence=moment.occurrence,
-            recomputed=moment.recomputed,
+            recomputed=moment.recomputed and phase is Phase.FPROP,
         )
         return Seen(key=key, tensor=tensor, entry=name.text)
 
