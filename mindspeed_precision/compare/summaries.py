@@ -123,7 +123,7 @@ def _nonfinite(one: Summary, two: Summary) -> Decision:
 
 
 def _equal(pair: Pair, one: Summary, two: Summary, *, alike: bool) -> Decision:
-    """Demand equal numbers: to the last digit where they were computed alike, else as far as they are known."""
+    """Demand equal numbers: to the last digit where they were computed alike, else as far as known."""
     differing = [text for text, equal in _compared(pair, one, two, alike=alike) if not equal]
     if differing:
         return Verdict.DIVERGED, "; ".join(differing)

@@ -7,7 +7,7 @@ the microbatch. Entries of modules are in the order in which they ended, those o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,7 +93,9 @@ class Construct:
         return self.parents.get(name) in OUTSIDE
 
 
-def moments(names: Mapping[str, EntryName], construct: Construct) -> dict[str, Moment]:
+def moments(
+    names: Mapping[str, EntryName], construct: Construct, fqn: Callable[[EntryName], str]
+) -> dict[str, Moment]:
     """Return when each call was made.
 
     A backward call is of the microbatch of its forward one. Where no schedule of Megatron's counted, call N
@@ -102,23 +104,24 @@ def moments(names: Mapping[str, EntryName], construct: Construct) -> dict[str, M
     Args:
         names: of the entries.
         construct: of the step.
+        fqn: gives a module its canonical name.
     """
     found: dict[str, Moment] = {}
     seen: Counter[tuple[object, ...]] = Counter()
     tops: dict[tuple[object, ...], str] = {}
-    for name in sorted(names.values(), key=lambda name: (not name.is_forward, not name.is_module, name.call)):
+    for name in sorted(names.values(), key=_counted_first):
         if name.direction == BACKWARD and name.forward in found:
             found[name.text] = found[name.forward]
             continue
         around = names.get(construct.parents.get(name.text) or "")
         inside = found.get(around.text) if around is not None and not name.is_module else None
-        microbatch = _microbatch(name, construct, inside)
+        microbatch = _microbatch(name, construct, inside, names)
         owner = None if name.is_module or around is None else (around.path, around.direction == BACKWARD)
         owner = owner if owner != ("", False) else None  # what runs beside the model is numbered with its own
-        place = (owner, name.path, name.chunk, name.wrappers, name.direction, microbatch)
+        place = (owner, fqn(name), name.wrappers, name.direction, microbatch)
         if name.is_module:
             top = construct.outermost(name.text)
-            recomputed = name.is_forward and tops.setdefault(place, top) != top
+            recomputed = name.is_forward and tops.setdefault((place, name.chunk), top) != top
         else:
             recomputed = inside is not None and inside.recomputed and around is not None and around.is_forward
         found[name.text] = Moment(
@@ -128,12 +131,23 @@ def moments(names: Mapping[str, EntryName], construct: Construct) -> dict[str, M
     return found
 
 
-def _microbatch(name: EntryName, construct: Construct, inside: Moment | None) -> int:
+def _counted_first(name: EntryName) -> tuple[bool, bool, int, int]:
+    return not name.is_forward, not name.is_module, name.call, name.chunk or 0
+
+
+def _microbatch(
+    name: EntryName, construct: Construct, inside: Moment | None, names: Mapping[str, EntryName]
+) -> int:
+    """Return the microbatch of a call; of several chunks Megatron counts all forward steps together."""
+    if name.chunk is not None and name.is_module:
+        around = (names.get(parent) for parent in construct.ancestors(name.text))
+        model = next((one for one in around if one is not None and one.is_forward and not one.path), None)
+        return name.call if model is None else model.call
+    if inside is not None:
+        return inside.microbatch
     if name.text in construct.microbatches:
         return construct.microbatches[name.text]
-    if name.is_module:
-        return name.call
-    return inside.microbatch if inside is not None else NO_MICROBATCH
+    return name.call if name.is_module else NO_MICROBATCH
 
 
 def _stale(name: str, parent: str | None, microbatches: Mapping[str, int]) -> bool:

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 from mindspeed_precision.align.compatible import numbers_text
@@ -20,6 +19,7 @@ from mindspeed_precision.compare import Policy, load_policy
 from mindspeed_precision.dump.reader import RankRecords, Run
 from mindspeed_precision.errors import IncomparableError
 from mindspeed_precision.msprobe.checksums import without_raced
+from mindspeed_precision.msprobe.numbering import numbers_of, renumbered
 from mindspeed_precision.msprobe.parts import PART
 from mindspeed_precision.msprobe.rank_records import OPERATION
 from mindspeed_precision.msprobe.reader import is_dump
@@ -40,9 +40,6 @@ from mindspeed_precision.records import (
 
 POLICY = "msprobe"
 """For a dump of msprobe and one of our runs."""
-
-_NUMBERED = ("layers", "local_experts")
-"""Lists of modules that a rank numbers from 0 and the whole model does not."""
 
 _PLACING = {
     "transformer_config": (
@@ -136,12 +133,12 @@ def _adapted_rank(rank: RankRecords, other: RankRecords) -> RankRecords:
 
     The other run declares every parameter: what a dump saw of them says nothing more.
     """
-    numbers = _numbers(rank, other)
+    numbers = numbers_of(rank, other)
     known = {record.key: record for record in other.records}
     placements = {p.fqn: p.placement for p in other.parameters}
     records, at = [], -1
     for own in (record for record in rank.records if record.note != OPERATION):
-        named = replace(own, key=replace(own.key, fqn=_renumbered(own.key.fqn, numbers)))
+        named = replace(own, key=replace(own.key, fqn=renumbered(own.key.fqn, numbers)))
         partner = known.get(named.key)
         at = partner.seq if partner is not None else at
         placed = partner is not None and named.payload is not None
@@ -153,33 +150,6 @@ def _adapted_rank(rank: RankRecords, other: RankRecords) -> RankRecords:
         records=tuple(replace(record, seq=seq) for seq, record in enumerate(ordered)),
         parameters=(),
     )
-
-
-def _numbers(rank: RankRecords, other: RankRecords) -> Mapping[str, Mapping[int, int]]:
-    """Return by list of modules which number of the whole model each number of the rank is."""
-    found: dict[str, Mapping[int, int]] = {}
-    for name in _NUMBERED:
-        own, theirs = (
-            sorted({n for r in side.records for n in _numbers_in(r.key.fqn, name)}) for side in (rank, other)
-        )
-        if own != theirs and len(own) == len(theirs):
-            found[name] = dict(zip(own, theirs, strict=True))
-    return found
-
-
-def _numbers_in(fqn: str, name: str) -> Iterable[int]:
-    parts = fqn.split(".")
-    return (int(b) for a, b in pairwise(parts) if a == name and b.isdigit())
-
-
-def _renumbered(fqn: str, numbers: Mapping[str, Mapping[int, int]]) -> str:
-    if not numbers:
-        return fqn
-    parts = fqn.split(".")
-    for at, part in enumerate(parts[:-1]):
-        if part in numbers and parts[at + 1].isdigit():
-            parts[at + 1] = str(numbers[part].get(int(parts[at + 1]), int(parts[at + 1])))
-    return ".".join(parts)
 
 
 def _placed(

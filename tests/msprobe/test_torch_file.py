@@ -122,12 +122,12 @@ def test_what_does_not_fit_is_refused(tmp_path, pickled, data, said):
 def test_a_compressed_archive_is_not_unpacked(tmp_path):
     data = b"\x00" * (1 << 20)
     pickled = tensor_pickle((1 << 18,), (1,), 1 << 18)
-    with pytest.raises(DumpError, match="not as torch.save writes it"):
+    with pytest.raises(DumpError, match=r"not as torch\.save writes it"):
         read_torch_file(archive(tmp_path / "x.pt", pickled, data, compression=zipfile.ZIP_DEFLATED))
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"\x80\x02."])
 def test_what_is_no_archive_is_refused(tmp_path, content):
     (tmp_path / "x.pt").write_bytes(content)
-    with pytest.raises(DumpError, match="torch.save"):
+    with pytest.raises(DumpError, match=r"torch\.save"):
         read_torch_file(tmp_path / "x.pt")
