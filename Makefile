@@ -45,7 +45,8 @@ NATIVE := .venv-mindspore-native
 NATIVE_VERSION := 2.10.0
 DEMO_MINDSPORE_MCORE := 0.12.1
 
-# msprobe, of which `make bench` takes the cost beside ours: in an environment of its own, before our torch.
+# msprobe, whose dumps are read and written, and of which `make bench` takes the cost beside ours: in an environment
+# of its own, before our torch (450 MB; a minute of CPU).
 MSPROBE := .venv-msprobe
 MSPROBE_VERSION := 26.2.0
 
@@ -99,7 +100,7 @@ lint: $(VENV)/.dev ## ruff and mypy
 fast: $(VENV)/.dev $(MCORE_TREES) ## tests that take seconds
 	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
-matrix: $(VENV)/.dev $(MCORE_TREES) ## tests that take minutes
+matrix: $(VENV)/.dev $(MCORE_TREES) $(MSPROBE)/.ready ## tests that take minutes
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m 'matrix and not long' $(ARGS)
 
 mindspore: $(MINDSPORE)/.ready $(NATIVE)/.ready ## tests that need MindSpore, in two environments of its own
@@ -212,14 +213,14 @@ $(MINDSPEED_NEEDS)/.ready: | $(BIN)/python
 	$(PIP) install --no-deps --target $(MINDSPEED_NEEDS) scipy psutil pybind11
 	touch $@
 
-# What is not there costs no benchmark: it says so and goes on.
+# What is not there costs no benchmark and no test: it says so and goes on.
 $(MSPROBE)/.ready: | $(VENV)/.dev
 	@echo "installing mindstudio-probe $(MSPROBE_VERSION) into $(MSPROBE)"
 	rm -rf $(MSPROBE)
 	$(BIN)/python -m venv $(MSPROBE)
 	packages() { "$$1"/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }
 	echo "import site; site.addsitedir('$$(packages $(VENV))')" > "$$(packages $(MSPROBE))/behind.pth"
-	$(MSPROBE)/bin/python -m pip --quiet --disable-pip-version-check install mindstudio-probe==$(MSPROBE_VERSION) || echo "mindstudio-probe $(MSPROBE_VERSION) cannot be installed: the benchmark goes without it"
+	$(MSPROBE)/bin/python -m pip --quiet --disable-pip-version-check install mindstudio-probe==$(MSPROBE_VERSION) || echo "mindstudio-probe $(MSPROBE_VERSION) cannot be installed: the benchmark and its tests go without it"
 	touch $@
 
 # Each recipe ends with what makes the environment ready, or with the reason why there is none.
