@@ -95,9 +95,9 @@ def _child(training: Training, out: Path, summary: str, rank: int, port: int) ->
     try:
         train(training, out, summary)
         status = 0
-    except BaseException:
-        traceback.print_exc()
     finally:
+        if status:
+            traceback.print_exc()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
