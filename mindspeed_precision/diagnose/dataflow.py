@@ -154,7 +154,12 @@ _GRADIENT_TIERS = (
 )
 _REDUCED_TIERS = (
     (Source(Phase.REDUCE, (Role.REDUCED_GRAD,), Names.SAME, When.STEP, Where.ALL),),
-    *_GRADIENT_TIERS,
+    (
+        *_GRADIENT_TIERS[0],
+        # of a dump that shows no clipping (msprobe): the norm of all gradients may have scaled each
+        Source(Phase.ACCUMULATE, (Role.MAIN_GRAD,), Names.ANY, When.STEP, Where.ALL, "after"),
+    ),
+    *_GRADIENT_TIERS[1:],
 )
 _CLIPPED_TIERS = (
     (Source(Phase.CLIP, (Role.MAIN_GRAD,), Names.SAME, When.STEP, Where.ALL),),

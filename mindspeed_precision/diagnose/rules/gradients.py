@@ -21,6 +21,7 @@ from mindspeed_precision.diagnose.moved import of_side
 from mindspeed_precision.diagnose.replay_accumulate import accumulated
 from mindspeed_precision.diagnose.rules.layouts import misread_sums
 from mindspeed_precision.diagnose.rules.registry import rule
+from mindspeed_precision.diagnose.rules.unseen_wgrad import dw_unseen
 from mindspeed_precision.records import (
     Finding,
     Layout,
@@ -236,6 +237,7 @@ def accumulation(facts: Facts) -> Iterable[Finding]:
     """Find gradient accumulators that start from, or add, something else; ``layouts`` has those misread."""
     misread = {origin.key for origin in misread_sums(facts)}
     origins = facts.origins_in(Phase.ACCUMULATE, Role.MAIN_GRAD)
+    origins = [o for o in origins if o.key.slot == "before" or not dw_unseen(facts, o)]
     stale = [origin.key for origin in origins if origin.key.slot == "before"]
     if stale:
         yield _accumulation_finding(
