@@ -31,7 +31,7 @@ from silentbench.case import Training  # noqa: E402
 from silentbench.trainings import known  # noqa: E402
 
 LEVEL = "L0"
-"""Modules. At level mix the functions that a plant itself calls shift the numbers by which its compare matches
+"""Modules. At level mix the functions that a plant calls shift the numbers by which its compare matches
 functions, which the kernel that the plant stands for would not do."""
 SECONDS = 240
 
