@@ -63,7 +63,7 @@ export MSP_MINDSPORE_NATIVE_PYTHON ?= $(CURDIR)/$(NATIVE)/bin/python
 # Where the tests of report.html find a browser; empty: none is here.
 CHROMIUM = $(firstword $(MSP_CHROMIUM) $(foreach name,chromium chromium-browser google-chrome google-chrome-stable,$(shell command -v $(name))))
 
-.PHONY: help demo demo-mindspore test chromium lint fast matrix mindspore mindspeed long layouts bench calibration tolerance-figures silentbench silentbench-healthy framework-free oldest newest package sbom clean
+.PHONY: help demo demo-mindspore test chromium lint fast matrix mindspore mindspeed long layouts bench calibration tolerance-figures silentbench silentbench-msprobe silentbench-healthy framework-free oldest newest package sbom clean
 
 help:
 	@sed -n 's/^# make/make/p; s/^\([a-z-]*\):.*## /make \1\t/p' Makefile | expand -t 21
@@ -139,9 +139,13 @@ tolerance-figures: $(VENV)/.dev $(MCORE)/$(DEMO_MCORE)/megatron/core/package_inf
 
 # The version in which some of the bugs are live.
 SILENTBENCH_MCORE := 0.16.1
-SILENTBENCH = PYTHONPATH="$(CURDIR):$(CURDIR)/tests$${PYTHONPATH:+:$$PYTHONPATH}" $(BIN)/python -W ignore -m silentbench.run --megatron "$(MSP_MCORE)/$(SILENTBENCH_MCORE)"
+SILENTBENCH_AS = PYTHONPATH="$(CURDIR):$(CURDIR)/tests$${PYTHONPATH:+:$$PYTHONPATH}" $(BIN)/python -W ignore -m
+SILENTBENCH = $(SILENTBENCH_AS) silentbench.run --megatron "$(MSP_MCORE)/$(SILENTBENCH_MCORE)"
 silentbench: $(VENV)/.dev $(MCORE)/$(SILENTBENCH_MCORE)/megatron/core/package_info.py ## real bugs, planted: what is found of them (half an hour; ARGS="B009 B012" or --runs DIRECTORY)
-	@$(SILENTBENCH) --json build/silentbench.json --card docs/silentbench.md $(ARGS)
+	@$(SILENTBENCH) --json build/silentbench.json --card docs/silentbench.md --msprobe docs/silentbench-msprobe.json $(ARGS)
+
+silentbench-msprobe: $(VENV)/.dev $(MSPROBE)/.ready $(MCORE)/$(SILENTBENCH_MCORE)/megatron/core/package_info.py ## the same bugs by msprobe's compare; not in CI (an hour; ARGS="B042 --modes statistics")
+	@$(SILENTBENCH_AS) silentbench.msprobe_run --megatron "$(MSP_MCORE)/$(SILENTBENCH_MCORE)" --python $(MSPROBE)/bin/python --json docs/silentbench-msprobe.json $(ARGS)
 
 silentbench-healthy: $(VENV)/.dev $(MCORE)/$(SILENTBENCH_MCORE)/megatron/core/package_info.py ## a hundred healthy trainings over layouts, types and seeds, of which nothing may be said
 	@$(SILENTBENCH) --healthy $(ARGS)
