@@ -111,7 +111,7 @@ def test_a_case_asks_after_it_trained():
         ({"a": 1}, {"a": 1, "b": 2}, []),
         ({"a": 1}, {"b": 1}, ["a is None, documented is 1"]),
         ({"a": {"b": [1, 3]}}, {"a": {"b": [0, 1, 2, 3]}}, []),
-        ([3, 1], [1, 3], ["[0] has no 1".replace("[0] ", " ")]),
+        ([3, 1], [1, 3], ["answer has no 1 ([1] is 3, documented is 1)"]),
         ([], [1], ["answer is [1], documented is []"]),
         ([1], [], ["answer is [], documented is [1]"]),
         ({"a": {"b": 1}}, {"a": None}, ["a is None, documented is {'b': 1}"]),
@@ -120,7 +120,7 @@ def test_a_case_asks_after_it_trained():
 )
 def test_an_answer_that_is_not_the_documented_one_is_noticed(expected, found, wrong):
     said = differences(expected, found)
-    assert said if wrong is None else [line.strip() for line in said] == [line.strip() for line in wrong]
+    assert said if wrong is None else said == wrong
 
 
 def rows(*losses: str) -> CompletedRun:

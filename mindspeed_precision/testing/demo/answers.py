@@ -41,7 +41,9 @@ def _missing(expected: Sequence[Any], found: Sequence[Any], place: str) -> list[
             left.pop(0)
         if not left:
             why = differences(item, found[number], f"{place}[{number}]") if number < len(found) else []
-            return [f"{place.lstrip('.')} has no {item!r}" + (f" ({'; '.join(why)})" if why else "")]
+            return [
+                f"{place.lstrip('.') or 'answer'} has no {item!r}" + (f" ({'; '.join(why)})" if why else "")
+            ]
         left.pop(0)
     return []
 
