@@ -12,8 +12,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from mindspeed_precision.cli_ecosystem import add_ecosystem_commands
 from mindspeed_precision.cli_examine import add_examinations
 from mindspeed_precision.cli_launch import add_launch_commands, split_launch
+from mindspeed_precision.cli_msprobe import add_msprobe
 from mindspeed_precision.errors import PrecisionError
 
 PROGRAM = "mindspeed-precision"
@@ -29,8 +31,12 @@ def build_parser() -> argparse.ArgumentParser:
     compare = commands.add_parser(
         "compare", help="align and compare two runs, and say where and why they differ"
     )
-    compare.add_argument("baseline", metavar="BASELINE", help="run directory to agree with")
-    compare.add_argument("candidate", metavar="CANDIDATE", help="run directory to examine")
+    compare.add_argument(
+        "baseline", metavar="BASELINE", help="run directory to agree with, or dump of msprobe"
+    )
+    compare.add_argument(
+        "candidate", metavar="CANDIDATE", help="run directory to examine, or dump of msprobe"
+    )
     compare.add_argument(
         "--policy",
         help="what counts as aligned: a name or a YAML file (exact; cross_framework for runs of different "
@@ -68,14 +74,17 @@ def build_parser() -> argparse.ArgumentParser:
 
     add_examinations(commands)
     add_launch_commands(commands)
+    add_msprobe(commands)
 
     show = commands.add_parser("show", help="look inside a run")
-    show.add_argument("directory", metavar="RUN", help="run directory")
+    show.add_argument("directory", metavar="RUN", help="run directory, or dump of msprobe")
     show.add_argument("--fqn", default="*", metavar="GLOB", help="only these modules and parameters")
     show.add_argument("--role", default="*", help="only this role (wgrad, param, output …)")
     show.add_argument("--step", type=int, help="only this step; -1 is before the first")
     show.add_argument("--json", action="store_true", help="print JSON")
     show.set_defaults(run=_show)
+
+    add_ecosystem_commands(commands)
 
     patches = commands.add_parser("patches", help="what is patched where and why")
     actions = patches.add_subparsers(dest="action", metavar="ACTION", required=True)
@@ -130,26 +139,32 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _compare(arguments: argparse.Namespace) -> int:
-    from mindspeed_precision.flow import compare_runs
+    from mindspeed_precision.flow import compare_in_full
     from mindspeed_precision.report.console import show
     from mindspeed_precision.report.exit_status import exit_status
+    from mindspeed_precision.report.facts import report_facts
     from mindspeed_precision.report.files import write_files
+    from mindspeed_precision.report.progress import progress_bar
     from mindspeed_precision.report.refine_file import nothing_to_refine, require_new
     from mindspeed_precision.report.verdict_json import verdict_text
 
     refine = Path(arguments.refine) if arguments.refine else None
     if refine is not None:
         require_new(refine)
-    diagnosis = compare_runs(
-        arguments.baseline,
-        arguments.candidate,
-        policy=arguments.policy,
-        mapping=arguments.mapping,
-        calibrate=arguments.calibrate,
-        replay=not arguments.no_replay,
-    )
+    with progress_bar(wanted=not arguments.json) as progress:
+        compared = compare_in_full(
+            arguments.baseline,
+            arguments.candidate,
+            policy=arguments.policy,
+            mapping=arguments.mapping,
+            calibrate=arguments.calibrate,
+            replay=not arguments.no_replay,
+            progress=progress,
+        )
     out = arguments.out or Path(arguments.candidate).absolute().parent / "compare"
-    files = write_files(diagnosis, out, refine=refine)
+    diagnosis = compared.diagnosis
+    facts = report_facts(diagnosis, compared.runs, compared.mappings)
+    files = write_files(diagnosis, out, refine=refine, facts=facts)
     if arguments.json:
         sys.stdout.write(verdict_text(diagnosis, config=files.get("refine", "")))
     else:
@@ -163,7 +178,7 @@ def _compare(arguments: argparse.Namespace) -> int:
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    from mindspeed_precision.dump.reader import load_run
+    from mindspeed_precision.loading import load_run
     from mindspeed_precision.report.show import select, show_json, show_text
 
     run = load_run(arguments.directory)

@@ -105,7 +105,10 @@ class Session:
         ended_well = error is None or (isinstance(error, SystemExit) and not error.code)
         try:
             if self._recording is not None:
-                self._recording.close(complete=ended_well, findings=self.findings, audit=self._audit())
+                ended_by = "" if ended_well or error is None else type(error).__name__
+                self._recording.close(
+                    complete=ended_well, findings=self.findings, audit=self._audit(), error=ended_by
+                )
         finally:
             self._stack.close()
         if ended_well and self._recording is not None and not self._steps:
@@ -159,6 +162,7 @@ class Session:
         if recording is not None:
             self._stack.callback(recording.detach)
             self._recording = recording
+            recording.reporter.found(self.findings, when="before the first step")
 
     def _force(self, chunks: Sequence[Any], optimizer: Any) -> None:
         """Take the state of the reference, before the first step and each one after it."""

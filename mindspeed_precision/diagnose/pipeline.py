@@ -11,6 +11,7 @@ from mindspeed_precision.compare import Calibration, Policy, compare_pair, make_
 from mindspeed_precision.compare.cancellation import GRADIENT_ROLES
 from mindspeed_precision.compare.gain import Gains
 from mindspeed_precision.compare.verdict import CANCELS, direction_unseen, order_unseen
+from mindspeed_precision.diagnose.acceptance import accept
 from mindspeed_precision.diagnose.coverage import coverage_of
 from mindspeed_precision.diagnose.divergence import find_origins
 from mindspeed_precision.diagnose.facts import Facts, trained_names
@@ -21,6 +22,7 @@ from mindspeed_precision.diagnose.reported import reported_findings
 from mindspeed_precision.diagnose.rules import run_rules
 from mindspeed_precision.diagnose.scalars import loss_error, step_scalars
 from mindspeed_precision.dump.reader import Run
+from mindspeed_precision.progress import Progress, silent, watched
 from mindspeed_precision.records import (
     Comparison,
     Diagnosis,
@@ -44,6 +46,7 @@ def gather_facts(
     *,
     policy: Policy,
     calibration: Calibration | None = None,
+    progress: Progress = silent,
 ) -> Facts:
     """Compare every pair and find where divergences start.
 
@@ -53,6 +56,7 @@ def gather_facts(
         alignment: of the two.
         policy: what counts as aligned.
         calibration: bounds that take the place of the policy's.
+        progress: is told how many pairs were compared.
 
     Raises:
         DumpError: a payload that an index promises cannot be read.
@@ -67,7 +71,7 @@ def gather_facts(
     )
     comparisons = [
         compare_pair(pair, policy=policy, baseline=baseline, candidate=candidate, context=context)
-        for pair in alignment.pairs
+        for pair in watched(alignment.pairs, progress, "comparing", len(alignment.pairs))
     ]
     notes = list(context.notes) if context is not None else []
     notes += calibration.notes(comparisons) if calibration is not None else []
@@ -154,6 +158,7 @@ def conclude(facts: Facts, findings: Sequence[Finding]) -> Diagnosis:
         unmatched=facts.alignment.unmatched,
         policy=facts.policy.describe(),
         decided=Counter(comparison.verdict for comparison in comparisons),
+        acceptance=accept(comparisons, scalars),
         comparisons=comparisons,
     )
 

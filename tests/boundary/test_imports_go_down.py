@@ -21,6 +21,7 @@ FOUNDATION = {
     "errors",
     "config",
     "meanings",
+    "progress",
     "repeats",
     "symptoms",
     "backends.base",
@@ -45,8 +46,11 @@ MAY_IMPORT = {
     "compare": {"dump", "align"},
     "diagnose": {"dump", "align", "compare", "backends"},  # backends: replay asks for one by name
     "verify": {"dump", "align", "compare"},
+    "ckpt": {"dump", "align", "compare", "verify"},
     "launches": {"arguments"},  # arguments: our own flags
     "shrink": {"launches", "preflight", "verify"},
+    "live": {"record", "report"},  # report: the bar
+    "export": {"dump"},
     "certify": {"dump", "align", "launches", "determinism", "flow"},  # flow: what `compare` is
     "preflight": {"launches", "determinism", "verify"},
     "report": {"dump", "align", "compare", "diagnose", "verify", "patching"},  # patching: `patches list`
@@ -54,7 +58,7 @@ MAY_IMPORT = {
 ANYTHING = {"testing"}  # plays whole runs, so it may touch every stage
 NO_FRAMEWORK = {
     *("record", "dump", "align", "compare", "diagnose", "verify", "report"),
-    *("launches", "preflight", "shrink", "certify"),
+    *("launches", "preflight", "shrink", "certify", "live", "export", "ckpt"),
 }
 
 

@@ -80,7 +80,9 @@ def _advice(key: RecordKey) -> str:
 
 
 def _is_mask(record: TensorRecord) -> bool:
-    """Tell whether infinities are meant: an additive mask."""
+    """Tell whether infinities are meant: an additive mask, or a buffer, which may hold one."""
+    if record.key.role is Role.BUFFER:
+        return record.digest.statistics is not None and not record.digest.statistics.nans
     return record.key.role in (Role.INPUT, Role.BATCH) and "mask" in record.key.slot
 
 
