@@ -1,4 +1,4 @@
-# make demo    set up and watch two real training runs diverge, be explained, and agree again
+# make demo    set up and watch two real training runs diverge, be explained, and agree again; CASE=config … for others
 # make demo-mindspore    the same with MindSpore as the second backend
 # make test    set up, lint, type-check, run every test
 # The rest: lint chromium fast matrix mindspore mindspeed long layouts bench framework-free oldest newest clean. `make help` lists them.
@@ -21,6 +21,8 @@ TORCH_INDEX ?=
 JOBS ?= 2
 
 DEMO_MCORE := 0.17.1
+# `mindspeed-precision demo --list` names them.
+CASE ?= glm4
 MCORE_VERSIONS := 0.12.1 0.16.1 0.17.1 0.18.2 0.19.2
 MCORE_TREES := $(MCORE_VERSIONS:%=$(MCORE)/%/megatron/core/package_info.py)
 
@@ -69,7 +71,7 @@ help:
 	@sed -n 's/^# make/make/p; s/^\([a-z-]*\):.*## /make \1\t/p' Makefile | expand -t 21
 
 demo: $(VENV)/.demo $(MCORE)/$(DEMO_MCORE)/megatron/core/package_info.py
-	@PYTHONPATH="$(MSP_MCORE)/$(DEMO_MCORE)$${PYTHONPATH:+:$$PYTHONPATH}" $(BIN)/mindspeed-precision demo glm4 $(ARGS)
+	@PYTHONPATH="$(MSP_MCORE)/$(DEMO_MCORE)$${PYTHONPATH:+:$$PYTHONPATH}" $(BIN)/mindspeed-precision demo $(CASE) $(ARGS)
 
 demo-mindspore: $(VENV)/.demo $(MINDSPORE)/.ready $(NATIVE)/.ready $(MCORE)/$(DEMO_MINDSPORE_MCORE)/megatron/core/package_info.py
 	@for environment in $(MINDSPORE) $(NATIVE); do

@@ -9,9 +9,9 @@ from typing import Any
 def differences(expected: Any, found: Any, place: str = "") -> list[str]:
     """Return where ``found`` is not as documented; nothing where it is.
 
-    A mapping is compared by the keys that are documented. Of a list each documented item must be there, in this
-    order, and others may be between and behind them; a documented empty list must be empty. Anything else must be
-    equal.
+    A mapping is compared by the keys that are documented. Of a list each documented item must be there, in
+    this order, and others may be between and behind them; a documented empty list must be empty. Anything
+    else must be equal.
 
     Args:
         expected: what is documented: a part of the JSON.
@@ -22,7 +22,9 @@ def differences(expected: Any, found: Any, place: str = "") -> list[str]:
         if not isinstance(found, Mapping):
             return [_line(place, expected, found)]
         return [
-            line for key, value in expected.items() for line in differences(value, found.get(key), f"{place}.{key}")
+            line
+            for key, value in expected.items()
+            for line in differences(value, found.get(key), f"{place}.{key}")
         ]
     if isinstance(expected, Sequence) and not isinstance(expected, str):
         if not isinstance(found, Sequence) or isinstance(found, str) or bool(expected) > bool(found):
@@ -39,7 +41,9 @@ def _missing(expected: Sequence[Any], found: Sequence[Any], place: str) -> list[
             left.pop(0)
         if not left:
             why = differences(item, found[number], f"{place}[{number}]") if number < len(found) else []
-            return [f"{place.lstrip('.')} has no {item!r}" + (f" ({'; '.join(why)})" if why else "")]
+            return [
+                f"{place.lstrip('.') or 'answer'} has no {item!r}" + (f" ({'; '.join(why)})" if why else "")
+            ]
         left.pop(0)
     return []
 

@@ -29,16 +29,17 @@ class Entry:
     about: str
 
 
+_AT_START, _OVER_TIME = f"{_PACKAGE}.cases_at_start", f"{_PACKAGE}.cases_over_time"
 _MINDSPORE = f"{_PACKAGE}.mindspore_story"
 CASES = {
     "glm4": Entry(f"{_PACKAGE}.glm4_story", "tell", "dW that depends on the layout of a GEMM's operand"),
-    "config": Entry(f"{_PACKAGE}.cases", "config", "an argument given twice: preflight, verify"),
-    "data-order": Entry(f"{_PACKAGE}.cases", "data_order", "the same samples shuffled: verify"),
-    "structure": Entry(f"{_PACKAGE}.cases", "structure", "a norm with another epsilon: compare, verify, check"),
-    "nondeterminism": Entry(f"{_PACKAGE}.cases", "nondeterminism", "one training, twice: certify"),
-    "first-loss": Entry(f"{_PACKAGE}.cases", "first_loss", "converted weights in another order: compare, verify"),
-    "drift": Entry(f"{_PACKAGE}.cases", "drift", "curves that part late: reference= (teacher forcing)"),
-    "nan": Entry(f"{_PACKAGE}.cases", "nan", "an overflow of float16 inside a kernel: check, compare"),
+    "config": Entry(_AT_START, "config", "an argument given twice: preflight, verify"),
+    "data-order": Entry(_AT_START, "data_order", "the same samples shuffled: verify"),
+    "structure": Entry(_AT_START, "structure", "a norm with another epsilon: compare, verify, check"),
+    "nondeterminism": Entry(_OVER_TIME, "nondeterminism", "one training, twice: certify"),
+    "first-loss": Entry(_AT_START, "first_loss", "converted weights in another order: compare, verify"),
+    "drift": Entry(_OVER_TIME, "drift", "curves that part late: reference= (teacher forcing)"),
+    "nan": Entry(_OVER_TIME, "nan", "an overflow of float16 inside a kernel: check, compare"),
     "mindspore": Entry(_MINDSPORE, "tell", "every case of MindSpore on this CPU: the four that follow"),
     "mindspore-healthy": Entry(_MINDSPORE, "tell_healthy", "PyTorch and MindSpore agree within tolerance"),
     "mindspore-accumulate": Entry(_MINDSPORE, "tell_accumulate", "accumulation that ignores strides"),
@@ -67,8 +68,10 @@ class DemoResult:
     directory: Path
 
     def verdicts(self) -> dict[str, Any]:
-        """Return every ``verdict.json`` and ``answer.json`` that was written, by its place in the directory."""
-        found = sorted(file for name in ("verdict", "answer") for file in self.directory.glob(f"*/*/{name}.json"))
+        """Return every ``verdict.json`` and ``answer.json`` that was written, by its place."""
+        found = sorted(
+            file for name in ("verdict", "answer") for file in self.directory.glob(f"*/*/{name}.json")
+        )
         return {str(path.parent.relative_to(self.directory)): json.loads(path.read_text()) for path in found}
 
 

@@ -1,8 +1,9 @@
 """A process that imports torch and Megatron once; each training is a fork of it.
 
-``python -m mindspeed_precision.testing.demo.fork_server`` reads one JSON object per line: ``script`` (the words that
-would stand behind ``python -m mindspeed_precision.testing.cpu``), ``environment`` and ``log``. It forks, runs them
-there, and answers with one line, the exit status. The imports take longer than the trainings of the demo.
+``python -m mindspeed_precision.testing.demo.fork_server`` reads one JSON object per line: ``script`` (the
+words that would stand behind ``python -m mindspeed_precision.testing.cpu``), ``environment`` and ``log``. It
+forks, runs them there, and answers with one line, the exit status. The imports take longer than the trainings
+of the demo.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def _train(script: list[str], environment: dict[str, str], log: Path) -> None:
         os.dup2(stream, 2)
         os.environ.update(environment)
         sys.argv = script
-        register_flags_with_megatron()  # done when the package is imported; here that was before the arguments
+        register_flags_with_megatron()  # an import does it; here that came before the arguments
         sys.path[0] = str(Path(script[0]).resolve().parent)  # where python itself would have put it
         runpy.run_path(script[0], run_name="__main__")
         status = 0

@@ -30,7 +30,7 @@ class ForkedTrainings:
 
     def __init__(self) -> None:
         self._server: subprocess.Popen[bytes] | None = None
-        self._errors: IO[bytes] = tempfile.TemporaryFile()
+        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  open as long as this is
         self._unread = b""
 
     def __enter__(self) -> ForkedTrainings:
@@ -50,7 +50,8 @@ class ForkedTrainings:
             timeout: seconds after which it is stopped, and the server with it.
 
         Raises:
-            ExternalCommandError: it ended with another status than 0, or not in time; or the server did not start.
+            ExternalCommandError: it ended with another status than 0, or not in time; or the server did not
+                start.
         """
         server = self._server or self._start()
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -99,8 +100,8 @@ class ForkedTrainings:
                 "torch and Megatron could not be imported",
                 where="demo",
                 found=said[-1] if said else "nothing",
-                remedy='install the demo\'s extra, pip install "mindspeed-precision[demo]", and put megatron-core on '
-                "PYTHONPATH; or start it by `make demo`",
+                remedy='install the demo\'s extra, pip install "mindspeed-precision[demo]", and put '
+                "megatron-core on PYTHONPATH; or start it by `make demo`",
             )
         return server
 

@@ -225,7 +225,7 @@ def parse_log(text: str) -> tuple[LogRow, ...]:
 
 
 def training_environment(megatron: Path | None, extra: Mapping[str, str]) -> dict[str, str]:
-    """Return this process's variables, pinned, with this package and ``megatron`` importable, and ``extra``."""
+    """Return this process's variables and ``extra``, pinned; ``megatron`` and this package are importable."""
     environment = {**os.environ, **PINNED}
     paths = [str(_PACKAGE_ROOT), *([str(megatron.resolve())] if megatron else [])]
     if inherited := os.environ.get("PYTHONPATH"):

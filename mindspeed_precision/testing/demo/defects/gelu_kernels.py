@@ -2,8 +2,8 @@
 
 - ``sigmoid``: as it stands.
 - ``exp``: ``x / (1 + exp(-1.702 x))``: the same, rounded otherwise.
-- ``exp-fp16``: the same, computed in float16 inside, whatever it is given, as a kernel for speed does. Below -6.52
-  the exponential is infinite: the result is still right, its gradient is 0 x infinity.
+- ``exp-fp16``: the same, computed in float16 inside, whatever it is given, as a kernel for speed does. Below
+  -6.52 the exponential is infinite: the result is still right, its gradient is 0 x infinity.
 """
 
 from __future__ import annotations

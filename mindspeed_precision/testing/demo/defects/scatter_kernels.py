@@ -3,8 +3,10 @@
 The gradient of a row of the table is the sum of the gradients of the tokens that read it.
 
 - ``in-order``: added in the order of the tokens.
-- ``as-they-finish``: added in the order in which threads finish, as by atomic additions: other bits every time.
-- ``12-slots``: collects up to 12 tokens for a row, and forgets a row for which there are more: rare, and small.
+- ``as-they-finish``: added in the order in which threads finish, as by atomic additions: other bits every
+  time.
+- ``12-slots``: collects up to 12 tokens for a row, and forgets a row for which there are more: rare, and
+  small.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Weights through a checkpoint of Hugging Face's shape: ``weight_conversion.py VARIANT SCRIPT ARGS…``.
 
-Hugging Face keeps ``q_proj k_proj v_proj``; Megatron keeps one ``linear_qkv`` whose rows are grouped by head: q, k
-and v of head 0, then those of head 1. The model that the script builds is converted there and back.
+Hugging Face keeps ``q_proj k_proj v_proj``; Megatron keeps one ``linear_qkv`` whose rows are grouped by head:
+q, k and v of head 0, then those of head 1. The model that the script builds is converted there and back.
 
 - ``by-head``: right.
 - ``in-blocks``: the three are put one under the other, as if Megatron kept all q, then all k, then all v.
