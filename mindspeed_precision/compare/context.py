@@ -164,7 +164,7 @@ def make_context(
     )
     if fixed and calibration is None:
         return None
-    model = _model_dtype(candidate)
+    model = _model_dtype(candidate) or _model_dtype(baseline)  # a dump of another tool declares none
     return Context(
         reach=reach_of((baseline, candidate), forced),
         depth=depth_of(baseline, model),

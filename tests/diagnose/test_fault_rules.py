@@ -624,6 +624,7 @@ def test_every_registered_id_is_exercised_by_a_test():
         "wgrad.own_fault",
         "diagnosis.unknown",
         "dgrad.missing",
+        "wgrad.seen_in_main_grad",
         "loss.gradient_scaled",
         "fprop.recomputed_differs",
     }
