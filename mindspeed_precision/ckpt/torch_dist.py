@@ -107,7 +107,7 @@ class _Reader:
         self._open = cache(self._opened)
 
     def common(self) -> Mapping[str, Any]:
-        """Return what Megatron saved beside tensors: in a file of its own, from 0.19 among the other objects."""
+        """Return what Megatron saved beside tensors: in a file of its own, from 0.19 as an object."""
         path = self._directory / COMMON
         if path.is_file():
             self.archive = TorchArchive(MappedFile(require_inside(self._directory, path)))

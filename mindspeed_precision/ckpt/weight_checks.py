@@ -174,10 +174,10 @@ def optimizer_state(facts: Facts) -> Answer:
     results = facts.compared.of_role(parameters=False)
     bad = [one for one in results if one.outcome is not Outcome.IDENTICAL and TIED not in one.steps]
     ordered = sorted(bad, key=lambda one: one.badness)
-    loose = facts.compared.one.checkpoint.loose.keys() | facts.compared.two.checkpoint.loose.keys()
+    loose = facts.compared.one.checkpoint.loose.keys() ^ facts.compared.two.checkpoint.loose.keys()
     skipped = _state_gap(facts) if not results else ""
     if loose and not skipped:
-        skipped = f"{len(loose)} tensors of the optimizer are not known to be of a parameter"
+        skipped = f"{len(loose)} tensors that one side keeps are not known to be of a parameter"
     if not bad:
         return Answer(exercised=len(results), skipped=skipped, applies=bool(skipped))
     lines = [f"{one.pair.role} of {one.name}: {difference_words(one, facts.compared)}" for one in ordered]

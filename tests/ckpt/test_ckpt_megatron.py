@@ -131,6 +131,9 @@ def test_buckets_of_a_distributed_optimizer_are_not_passed_over(core, answer):
     examination, _, outcomes = answer(core["buckets"], core["buckets"])
     assert {one["outcome"] for one in outcomes.values()} == {"identical"}
     (state,) = [one for one in examination.outcomes if one.name == "optimizer.state"]
+    assert (state.exercised, state.skipped) == (len(found.loose), "")
+    (state,) = [one for one in answer(core["buckets"], core["0.19.2"])[0].outcomes if one.name == state.name]
+    assert state.exercised == 0
     assert state.skipped
 
 

@@ -1,8 +1,8 @@
 """Saves what megatron.core trained, in its format ``torch_dist``: ``save_core.py OUT JSON``.
 
 JSON: ``settings`` of the trainer; ``load``: a directory that this script saved, taken instead of training, in
-any layout; ``sharding``: how a distributed optimizer's tensors are saved (from 0.16). Where nothing is loaded, one rank
-writes the parameters beside it, whole, as ``OUT.npz``.
+any layout; ``sharding``: how a distributed optimizer's tensors are saved (from 0.16). Where nothing is
+loaded, one rank writes the parameters beside it, whole, as ``OUT.npz``.
 """
 
 import inspect
