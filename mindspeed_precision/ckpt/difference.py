@@ -11,7 +11,8 @@ import numpy as np
 from mindspeed_precision.ckpt.conventions import row_orders
 from mindspeed_precision.ckpt.stored import Bits, Geometry, Stored
 from mindspeed_precision.ckpt.sums import Sums, as_rows, numbers, pieces, rounded
-from mindspeed_precision.record.elements import UNIT_ROUNDOFF
+from mindspeed_precision.errors import CheckpointError
+from mindspeed_precision.record.elements import UNIT_ROUNDOFF, width_of
 from mindspeed_precision.record.fingerprint import fingerprints
 from mindspeed_precision.record.placement import of_vocabulary
 from mindspeed_precision.record.statistics import digest_host
@@ -47,6 +48,8 @@ class Told:
         """Whether nothing but the steps tells them apart."""
         return self.way is Way.SAME
 
+
+_BY_BITS = "by fingerprint, no elements were kept"
 
 PADDED = "padded"
 RESHAPED = "reshaped"
@@ -180,14 +183,38 @@ def _by_digest(one: Stored, two: Stored) -> Told:
         return Told(
             way=Way.SHAPE, detail=f"{list(left.shape)} in the baseline, {list(right.shape)} in the candidate"
         )
+    if left.dtype != right.dtype and _rounds_to(one, two):
+        return Told(way=Way.SAME, steps={Way.CAST: f"{one.dtype} against {two.dtype}"}, detail=_BY_BITS)
+    unknown = left.digest.statistics is None or right.digest.statistics is None
+    if left.dtype != right.dtype and unknown and not _decided(one, two):
+        raise CheckpointError(
+            "only a fingerprint was recorded, of another dtype",
+            where=one.name,
+            remedy="record that run with capture.level=statistics or tensor",
+        )
     way, detail = told_by_digest(left, right)
     if way is Way.SAME:
-        return Told(way=way, detail="by fingerprint")
+        return Told(way=way, detail=_BY_BITS)
     if way in (Way.CAST, Way.SCALED, Way.PERMUTED, Way.TRANSPOSED):
         return Told(
             way=Way.SAME, steps={way: detail or "by moments"}, detail="estimated, no elements were kept"
         )
     return Told(way=way, detail=(detail or "other bits") + "; no elements were kept, so not by how much")
+
+
+def _rounds_to(one: Stored, two: Stored) -> bool:
+    """Tell whether the side that has elements, rounded to the other's type, has the other's fingerprint."""
+    held, recorded = (one, two) if two.load is None else (two, one)
+    if held.load is None or recorded.record is None or recorded.dtype not in UNIT_ROUNDOFF:
+        return False
+    bits = rounded(numbers(held.bits(), held.dtype), recorded.dtype)
+    return fingerprints(bits)[0] == recorded.record.digest.fingerprint
+
+
+def _decided(one: Stored, two: Stored) -> bool:
+    """Tell whether elements of the wider type were rounded: other bits are then other numbers."""
+    held, recorded = (one, two) if two.load is None else (two, one)
+    return held.load is not None and width_of(held.dtype) > width_of(recorded.dtype)
 
 
 def _digested(side: Stored) -> TensorRecord:

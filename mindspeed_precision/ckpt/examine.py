@@ -103,4 +103,4 @@ def _own_notes(found: Compared) -> list[tuple[str, str]]:
     return [(name, note) for name, checkpoint in sides for note in checkpoint.notes]
 
 
-__all__ = ["CheckpointAnswer", "compare_checkpoints"]
+__all__ = ["CKPT", "CheckpointAnswer", "compare_checkpoints"]

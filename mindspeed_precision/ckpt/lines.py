@@ -140,6 +140,8 @@ def summary(compared: Compared, findings: Sequence[Finding]) -> str:
     results = compared.of_role(parameters=True)
     if not results:
         return "NO ANSWER: no parameters were found."
+    if all(one.outcome is Outcome.NOT_READ for one in results):
+        return f"NO ANSWER: none of {len(results)} parameters could be compared."
     errors = {finding.id for finding in findings if finding.severity is Severity.ERROR}
     beside = sorted(id_ for id_ in errors if not id_.startswith("weights."))
     answer = _of_parameters(results, bad=any(id_.startswith("weights.") for id_ in errors))

@@ -95,6 +95,7 @@ def read_megatron_torch(directory: Path, given: str) -> Checkpoint:
         rest=rest,
         geometry=geometry_of(args),
         copies=tuple(copies),
+        ranks=len(ranks),
         unread=tuple(dict.fromkeys(unread)),
         notes=tuple(notes),
     )

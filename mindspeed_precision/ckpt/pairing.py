@@ -13,7 +13,7 @@ from mindspeed_precision.ckpt.stored import Checkpoint, Geometry, Stored, joined
 from mindspeed_precision.errors import CheckpointError
 from mindspeed_precision.records import Placement, Side, Split
 
-PARAMETER = "param"
+PARAMETER, LOOSE = "param", "as stored"
 _WHOLE = {frozenset({"q", "k", "v"}), frozenset({"gate", "up"}), frozenset({"qkv"}), frozenset({""})}
 _EMBEDDING, _OUTPUT = "embedding.word_embeddings.weight", "output_layer.weight"
 
@@ -24,7 +24,8 @@ class Matched:
 
     Attributes:
         name: megatron-core's; ``[q]`` behind it where both keep a part of it apart.
-        role: ``param``, ``exp_avg``, ``exp_avg_sq``, ``master_param``.
+        role: ``param``, ``exp_avg``, ``exp_avg_sq``, ``master_param``; ``as stored`` for a tensor of the
+            optimizer that is not known to be of a parameter, under its own name.
         one: of the baseline; None: it has none.
         two: of the candidate; likewise.
         note: how a side was put together; or why it could not be.
@@ -68,6 +69,8 @@ def named(checkpoint: Checkpoint, mappings: Sequence[NameMapping]) -> Named:
     roles: dict[str, Parts] = {PARAMETER: _placed(checkpoint, checkpoint.tensors, mappings)}
     for role, table in checkpoint.states.items():
         roles[role] = _placed(checkpoint, table, mappings)
+    if checkpoint.loose:
+        roles[LOOSE] = {name: {"": tensor} for name, tensor in checkpoint.loose.items()}
     return Named(checkpoint=checkpoint, roles=roles, geometry=checkpoint.geometry)
 
 
@@ -98,7 +101,8 @@ def matched(one: Named, two: Named) -> Iterator[Matched]:
         left, right = one.roles.get(role, {}), two.roles.get(role, {})
         if role != PARAMETER and not (left and right):
             continue
-        for name in dict.fromkeys([*left, *right]):
+        names = [name for name in left if name in right] if role == LOOSE else [*left, *right]
+        for name in dict.fromkeys(names):
             yield from _of_name(name, role, left.get(name, {}), right.get(name, {}), geometry)
 
 
@@ -214,4 +218,14 @@ def with_mappings(
     return found
 
 
-__all__ = ["Matched", "Named", "embedding_of", "matched", "named", "shared_geometry", "tied", "with_mappings"]
+__all__ = [
+    "LOOSE",
+    "Matched",
+    "Named",
+    "embedding_of",
+    "matched",
+    "named",
+    "shared_geometry",
+    "tied",
+    "with_mappings",
+]

@@ -145,6 +145,11 @@ class Compared:
         return bool(found) and all(one.outcome in (Outcome.IDENTICAL, Outcome.SAME_AFTER) for one in found)
 
     @property
+    def sharded(self) -> bool:
+        """Whether a side is of several ranks' files, each with copies of its own."""
+        return any(side.checkpoint.ranks > 1 for side in (self.one, self.two))
+
+    @property
     def related(self) -> bool:
         """Whether both come from frameworks that order rows as Megatron or Hugging Face do."""
         return "mindspore" not in (self.one.checkpoint.family, self.two.checkpoint.family)

@@ -165,6 +165,7 @@ class Checkpoint:
         rest: everything else that was saved, as plain data.
         geometry: of the heads.
         copies: copies that differ.
+        ranks: how many ranks' files it has, where each has copies of its own.
         unread: what is in the checkpoint and was not read, and why.
         notes: what a reader must know.
     """
@@ -179,6 +180,7 @@ class Checkpoint:
     rest: Mapping[str, Any] = field(default_factory=dict)
     geometry: Geometry = Geometry()
     copies: tuple[Copies, ...] = ()
+    ranks: int = 1
     unread: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 

@@ -26,6 +26,7 @@ from mindspeed_precision.ckpt.torch_names import TYPES
 from mindspeed_precision.errors import CheckpointError
 from mindspeed_precision.records import Placement, Split
 
+_COMMON_STATE = "common_state/"
 METADATA, COMMON = ".metadata", "common.pt"
 _STATE = re.compile(r"optimizer\.state\.(exp_avg|exp_avg_sq|fp32_param|param|master_param|step)\.(.+)")
 _STACKED = re.compile(r"(.*\blayers)\.(?!\d+\.)(.+)")
@@ -74,7 +75,7 @@ def read_torch_dist(directory: Path, given: str) -> Checkpoint:
     rest |= reader.objects()
     return Checkpoint(
         path=given,
-        form=f"Megatron torch_dist, {len(reader.files)} data files" if common else "torch.distributed",
+        form=f"Megatron torch_dist, data files: {len(reader.files)}" if common else "torch.distributed",
         family="megatron" if common else "torch",
         tensors=tensors,
         states=states,
@@ -106,11 +107,19 @@ class _Reader:
         self._open = cache(self._opened)
 
     def common(self) -> Mapping[str, Any]:
+        """Return what Megatron saved beside tensors: in a file of its own, from 0.19 as an object."""
         path = self._directory / COMMON
-        if not path.is_file():
-            return {}
-        self.archive = TorchArchive(MappedFile(require_inside(self._directory, path)))
+        if path.is_file():
+            self.archive = TorchArchive(MappedFile(require_inside(self._directory, path)))
+        else:
+            found = next((name for name in self._described if str(name).startswith(_COMMON_STATE)), None)
+            place = self._places.get((str(found), ()))
+            if place is None:
+                return {}
+            self.archive = TorchArchive(self._open(place.file), place.start, place.length)
         root = self.archive.root
+        while isinstance(root, list) and len(root) == 1:
+            root = root[0]
         return root if isinstance(root, Mapping) else {}
 
     def tensors(self) -> Iterator[tuple[str, Stored]]:
@@ -172,7 +181,7 @@ class _Reader:
                 or place is None
             ):
                 continue
-            if "_extra_state" not in str(name):
+            if "_extra_state" not in str(name) and not str(name).startswith(_COMMON_STATE):
                 archive = TorchArchive(self._open(place.file), place.start, place.length)
                 found[str(name)] = plain(archive.root, archive)
         return found

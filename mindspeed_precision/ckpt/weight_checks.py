@@ -174,10 +174,10 @@ def optimizer_state(facts: Facts) -> Answer:
     results = facts.compared.of_role(parameters=False)
     bad = [one for one in results if one.outcome is not Outcome.IDENTICAL and TIED not in one.steps]
     ordered = sorted(bad, key=lambda one: one.badness)
-    loose = facts.compared.one.checkpoint.loose.keys() | facts.compared.two.checkpoint.loose.keys()
+    loose = facts.compared.one.checkpoint.loose.keys() ^ facts.compared.two.checkpoint.loose.keys()
     skipped = _state_gap(facts) if not results else ""
     if loose and not skipped:
-        skipped = f"{len(loose)} tensors of the optimizer are not known to be of a parameter"
+        skipped = f"{len(loose)} tensors that one side keeps are not known to be of a parameter"
     if not bad:
         return Answer(exercised=len(results), skipped=skipped, applies=bool(skipped))
     lines = [f"{one.pair.role} of {one.name}: {difference_words(one, facts.compared)}" for one in ordered]
@@ -206,7 +206,7 @@ def _state_gap(facts: Facts) -> str:
 @CKPT.register(
     "parallel.replicas_differ",
     holds="copies that several ranks hold of one tensor are equal",
-    unit="checkpoints",
+    unit="tensors",
 )
 def copies(facts: Facts) -> Answer:
     """Say of which tensors the ranks' files hold different copies."""
@@ -228,11 +228,13 @@ def copies(facts: Facts) -> Answer:
                     remedy="look for the reduction that keeps them equal, or for files of another training",
                 )
             )
-    return Answer(exercised=2, findings=tuple(findings), failed=len(findings))
+    checked = len(facts.compared.results) if facts.compared.sharded else 0
+    failed = sum(len(one.copies) for _, one in sides)
+    return Answer(exercised=checked, findings=tuple(findings), failed=failed, applies=facts.compared.sharded)
 
 
 @CKPT.register(
-    "coverage.not_compared", holds="everything in the checkpoints was read and told apart", unit="checkpoints"
+    "coverage.not_compared", holds="everything in the checkpoints was read and told apart", unit="tensors"
 )
 def read(facts: Facts) -> Answer:
     """Say what was not read, or not put together, and why."""
@@ -240,14 +242,16 @@ def read(facts: Facts) -> Answer:
     sides = (("baseline", facts.compared.one.checkpoint), ("candidate", facts.compared.two.checkpoint))
     for name, checkpoint in sides:
         lines += [f"{name}: {line}" for line in checkpoint.unread]
+    looked = sum(one.outcome is not Outcome.NOT_READ for one in facts.compared.results)
     if not lines:
-        return Answer(exercised=2)
+        return Answer(exercised=looked)
+    parameters_too = any(one.outcome is Outcome.NOT_READ for one in facts.parameters())
     finding = Finding(
         id="coverage.not_compared",
-        severity=Severity.WARNING,
+        severity=Severity.ERROR if parameters_too else Severity.WARNING,
         confidence=0.9,
         title=f"{len(lines)} things in the checkpoints were not compared",
         evidence=shortened(lines),
         remedy="what is listed is not known to agree: save it in another format, or name it with --mapping",
     )
-    return Answer(exercised=2, findings=(finding,))
+    return Answer(exercised=looked, findings=(finding,), failed=len(lines))

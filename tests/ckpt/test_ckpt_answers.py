@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from checkpoint_files import FFN, HIDDEN, SIZE, VOCABULARY, split_parameters, write_huggingface
 
+from mindspeed_precision.cli import main
 from mindspeed_precision.records import Severity
 from mindspeed_precision.report.examination import examination_status
 
@@ -246,3 +249,19 @@ def test_configuration_is_compared_by_meaning(against):
     )
     assert examination_status(examination)[0] == 1
     assert "Errors beside them: config.differs" in examination.headline
+
+
+def test_the_command_prints_text_or_json(baseline, apart, tmp_path, capsys):
+    other = {**apart, K1: apart[K1] + 1}
+    candidate = write_huggingface(tmp_path / "other", other)
+    assert main(["ckpt", str(baseline), str(baseline)]) == 0
+    out, err = capsys.readouterr()
+    assert (out.split(":")[0], err) == ("IDENTICAL", "")
+    assert main(["ckpt", str(baseline), str(candidate), "--all"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(" identical" in line for line in lines) > 10
+    assert main(["ckpt", str(baseline), str(candidate), "--json"]) == 1
+    plain = json.loads(capsys.readouterr().out)
+    assert plain["command"] == "ckpt"
+    assert len(plain["parameters"]) == len(apart)
+    assert [one["name"] for one in plain["parameters"] if one["outcome"] == "differs"] == [f"{QKV1}[k]"]

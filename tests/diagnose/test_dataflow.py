@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from mindspeed_precision.certify.naming import IDS as CERTIFY
+from mindspeed_precision.ckpt.examine import CKPT
 from mindspeed_precision.diagnose.dataflow import RULES, rule_for
 from mindspeed_precision.diagnose.divergence import find_origins
 from mindspeed_precision.diagnose.graph import Graph, make_node
@@ -36,9 +37,8 @@ def documented_ids() -> set[str]:
 
 
 def test_every_finding_is_documented_and_every_documented_one_exists():
-    assert documented_ids() == finding_ids() | INVARIANTS.ids() | PREFLIGHT.ids() | PAIR.ids() | set(
-        CERTIFY
-    ) | set(EVALUATION)
+    checks = INVARIANTS.ids() | PREFLIGHT.ids() | PAIR.ids() | CKPT.ids()
+    assert documented_ids() == finding_ids() | checks | set(CERTIFY) | set(EVALUATION)
 
 
 def test_rules_only_look_at_what_came_before():
