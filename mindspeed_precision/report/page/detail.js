@@ -37,7 +37,7 @@ function sidesOf(records, runs, row, found) {
   const [, , step, reason, metrics, one, two] = found;
   const left = one, right = two === 0 ? one : two;
   const parts = [];
-  if (reason) parts.push(make("p", {}, reason));
+  if (reason) parts.push(make("p", {}, `Verdict: ${reason}.`));
   const known = Object.keys(METRICS).filter((name) => name in metrics);
   const others = Object.keys(metrics).filter((name) => !(name in METRICS));
   const lines = (names) => tableOf([], names.map((name) => [METRICS[name] || name.replaceAll("_", " "), make("td", { class: "number" }, metrics[name] === true ? "yes" : digits(metrics[name], 5))]));
