@@ -12,8 +12,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from mindspeed_precision.cli_ecosystem import add_ecosystem_commands
 from mindspeed_precision.cli_examine import add_examinations
 from mindspeed_precision.cli_launch import add_launch_commands, split_launch
+from mindspeed_precision.cli_msprobe import add_msprobe
 from mindspeed_precision.errors import PrecisionError
 
 PROGRAM = "mindspeed-precision"
@@ -29,8 +31,12 @@ def build_parser() -> argparse.ArgumentParser:
     compare = commands.add_parser(
         "compare", help="align and compare two runs, and say where and why they differ"
     )
-    compare.add_argument("baseline", metavar="BASELINE", help="run directory to agree with")
-    compare.add_argument("candidate", metavar="CANDIDATE", help="run directory to examine")
+    compare.add_argument(
+        "baseline", metavar="BASELINE", help="run directory to agree with, or dump of msprobe"
+    )
+    compare.add_argument(
+        "candidate", metavar="CANDIDATE", help="run directory to examine, or dump of msprobe"
+    )
     compare.add_argument(
         "--policy",
         help="what counts as aligned: a name or a YAML file (exact; cross_framework for runs of different "
@@ -68,14 +74,17 @@ def build_parser() -> argparse.ArgumentParser:
 
     add_examinations(commands)
     add_launch_commands(commands)
+    add_msprobe(commands)
 
     show = commands.add_parser("show", help="look inside a run")
-    show.add_argument("directory", metavar="RUN", help="run directory")
+    show.add_argument("directory", metavar="RUN", help="run directory, or dump of msprobe")
     show.add_argument("--fqn", default="*", metavar="GLOB", help="only these modules and parameters")
     show.add_argument("--role", default="*", help="only this role (wgrad, param, output …)")
     show.add_argument("--step", type=int, help="only this step; -1 is before the first")
     show.add_argument("--json", action="store_true", help="print JSON")
     show.set_defaults(run=_show)
+
+    add_ecosystem_commands(commands)
 
     patches = commands.add_parser("patches", help="what is patched where and why")
     actions = patches.add_subparsers(dest="action", metavar="ACTION", required=True)
@@ -94,11 +103,11 @@ def build_parser() -> argparse.ArgumentParser:
     environment.add_argument("--json", action="store_true", help="print JSON")
     environment.set_defaults(run=_environment)
 
-    from mindspeed_precision.testing.demo.command import CASES  # names only: it imports no story
-
-    demo = commands.add_parser("demo", help="train twice on this machine and compare")
-    which = f"{', '.join(CASES)}; mindspore is all of the last four (default: %(default)s)"
-    demo.add_argument("case", nargs="?", default="glm4", metavar="CASE", help=which)
+    demo = commands.add_parser("demo", help="a precision problem on this machine: real trainings, explained")
+    demo.add_argument(
+        "case", nargs="?", default="glm4", metavar="CASE", help="which; see --list (default: %(default)s)"
+    )
+    demo.add_argument("--list", action="store_true", help="say what each case shows, and run none")
     demo.add_argument("--out", metavar="DIR", help="where to keep the runs and the report")
     demo.add_argument("--json", action="store_true", help="print its verdicts as JSON, the rest to stderr")
     demo.set_defaults(run=_demo)
@@ -135,20 +144,23 @@ def _compare(arguments: argparse.Namespace) -> int:
     from mindspeed_precision.report.exit_status import exit_status
     from mindspeed_precision.report.facts import report_facts
     from mindspeed_precision.report.files import write_files
+    from mindspeed_precision.report.progress import progress_bar
     from mindspeed_precision.report.refine_file import nothing_to_refine, require_new
     from mindspeed_precision.report.verdict_json import verdict_text
 
     refine = Path(arguments.refine) if arguments.refine else None
     if refine is not None:
         require_new(refine)
-    compared = compare_in_full(
-        arguments.baseline,
-        arguments.candidate,
-        policy=arguments.policy,
-        mapping=arguments.mapping,
-        calibrate=arguments.calibrate,
-        replay=not arguments.no_replay,
-    )
+    with progress_bar(wanted=not arguments.json) as progress:
+        compared = compare_in_full(
+            arguments.baseline,
+            arguments.candidate,
+            policy=arguments.policy,
+            mapping=arguments.mapping,
+            calibrate=arguments.calibrate,
+            replay=not arguments.no_replay,
+            progress=progress,
+        )
     out = arguments.out or Path(arguments.candidate).absolute().parent / "compare"
     diagnosis = compared.diagnosis
     facts = report_facts(diagnosis, compared.runs, compared.mappings)
@@ -166,7 +178,7 @@ def _compare(arguments: argparse.Namespace) -> int:
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    from mindspeed_precision.dump.reader import load_run
+    from mindspeed_precision.loading import load_run
     from mindspeed_precision.report.show import select, show_json, show_text
 
     run = load_run(arguments.directory)
@@ -221,8 +233,11 @@ def _environment(arguments: argparse.Namespace) -> int:
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    from mindspeed_precision.testing.demo.command import run
+    from mindspeed_precision.testing.demo.command import listing, run
 
+    if arguments.list:
+        sys.stdout.write(listing())
+        return 0
     if not arguments.json:
         return run(arguments.case, out=arguments.out).status
     with redirect_stdout(sys.stderr):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -174,6 +175,14 @@ class PerturbSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExportSettings:
+    """Where the statistics of each step go while it trains; empty: nowhere (``configs/default.yaml``)."""
+
+    tensorboard: str
+    wandb: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Settings:
     """Every setting of a run, frozen."""
 
@@ -190,6 +199,7 @@ class Settings:
     reference: str
     remedies: tuple[str, ...]
     patches: PatchSettings
+    export: ExportSettings
     refines: Mapping[Side, FirstRun]
     source: dict[str, Any] = field(compare=False, repr=False)
 
@@ -243,6 +253,12 @@ class _Patches:
 
 
 @dataclass
+class _Export:
+    tensorboard: str = ""
+    wandb: str = ""
+
+
+@dataclass
 class _FirstRun:
     run: str = ""
     records: list[Any] = field(default_factory=list)
@@ -269,6 +285,7 @@ class _Schema:
     reference: str = ""
     remedies: list[str] = field(default_factory=list)
     patches: _Patches = field(default_factory=_Patches)
+    export: _Export = field(default_factory=_Export)
     refines: _Refines = field(default_factory=_Refines)
 
 
@@ -360,6 +377,8 @@ def _find(file: str | Path) -> Path:
 def _load_yaml(path: Path) -> DictConfig:
     try:
         loaded = OmegaConf.load(path)
+        if path.suffix == ".json":
+            loaded = _of_msprobe(loaded, path)
     except OmegaConfBaseException:
         raise
     except Exception as error:
@@ -370,6 +389,18 @@ def _load_yaml(path: Path) -> DictConfig:
             "not a mapping", where=str(path), found=type(loaded).__name__, expected="key: value lines"
         )
     return loaded
+
+
+def _of_msprobe(loaded: Any, path: Path) -> Any:
+    """Return the settings that a configuration of msprobe stands for; what is none stays as it is."""
+    from mindspeed_precision.msprobe.config import load_config, looks_like_config
+
+    if not looks_like_config(loaded):
+        return loaded
+    found = load_config(path)
+    head = f"mindspeed-precision: {path} is a configuration of msprobe"
+    sys.stderr.write("".join(f"{line}\n" for line in (head, *(f"  {line}" for line in found.lines()))))
+    return OmegaConf.create(found.settings)
 
 
 def _level(text: str, *, where: str) -> Level:
@@ -456,6 +487,7 @@ def _freeze(plain: dict[str, Any]) -> Settings:
             search_path=tuple(plain["patches"]["search_path"]),
             allow_external=plain["patches"]["allow_external"],
         ),
+        export=ExportSettings(**plain["export"]),
         refines=read_first_runs(plain["refines"], where="refines"),
         source=plain,
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mindspeed_precision.align import Mapping, align, load_mapping, own_names
+from mindspeed_precision.align.compatible import other_tool
 from mindspeed_precision.calibrating import calibration_of, tolerant
 from mindspeed_precision.compare import Policy, default_policy, load_policy
 from mindspeed_precision.diagnose import (
@@ -18,7 +19,10 @@ from mindspeed_precision.diagnose import (
     plan_refinement,
     prove_by_replay,
 )
-from mindspeed_precision.dump.reader import Run, load_run
+from mindspeed_precision.dump.reader import Run
+from mindspeed_precision.loading import load_run
+from mindspeed_precision.msprobe.pairing import beside, default_beside, without_uncaptured
+from mindspeed_precision.progress import Progress, silent, watched
 from mindspeed_precision.records import Diagnosis, Side
 
 
@@ -30,19 +34,22 @@ def compare_runs(
     mapping: Sequence[str | Path | Mapping] = (),
     calibrate: Sequence[str | Path | Run] = (),
     replay: bool = True,
+    progress: Progress = silent,
 ) -> Diagnosis:
     """Compare two runs, and say where and why they first differ.
 
     Args:
-        baseline: run directory, or a run that was loaded; the one to agree with.
+        baseline: run directory or dump of msprobe, or a run that was loaded; the one to agree with.
         candidate: the same, of the run that is examined.
         policy: what counts as aligned; a name (``exact``), a YAML file, or a loaded policy. None: ``exact``
             for two runs of one framework and one parallel layout, ``cross_framework`` for runs of different
-            frameworks, ``cross_layout`` for runs of one framework and different layouts.
+            frameworks, ``cross_layout`` for runs of one framework and different layouts, ``msprobe`` for a
+            dump of msprobe and one of our runs.
         mapping: mapping files for what the runs name differently, or loaded ones; applied in order.
         calibrate: runs of the baseline with perturbed parameters (setting ``perturb``): how far they are from
             it bounds the candidate. ``cross_layout`` then stands for the default ``exact``.
         replay: recompute a divergent dW from its captured operands, where torch is installed.
+        progress: is told how far loading, aligning, comparing and replaying have come.
 
     Returns:
         The diagnosis; nothing is written.
@@ -59,6 +66,7 @@ def compare_runs(
         mapping=mapping,
         calibrate=calibrate,
         replay=replay,
+        progress=progress,
     ).diagnosis
 
 
@@ -92,28 +100,41 @@ def compare_in_full(
     mapping: Sequence[str | Path | Mapping] = (),
     calibrate: Sequence[str | Path | Run] = (),
     replay: bool = True,
+    progress: Progress = silent,
 ) -> Compared:
     """Do what ``compare_runs`` does, and return with the diagnosis the runs that were read for it."""
     maps = [one if isinstance(one, Mapping) else load_mapping(one) for one in mapping]
-    one = baseline if isinstance(baseline, Run) else load_run(baseline)
-    two = candidate if isinstance(candidate, Run) else load_run(candidate)
+    given = [baseline, candidate, *calibrate]
+    one, two, *perturbed = (
+        run if isinstance(run, Run) else load_run(run)
+        for run in watched(given, progress, "loading", len(given))
+    )
+    one, two = beside(one, two)
     chosen = load_policy(policy) if isinstance(policy, str) else policy
-    aligned = align(one, two, maps)
+    progress("aligning", 0, None)
+    aligned = without_uncaptured(align(one, two, maps))
     if chosen is None:
-        chosen = default_policy(one.framework, two.framework, aligned.layouts)
+        chosen = default_beside(one, two) or default_policy(one.framework, two.framework, aligned.layouts)
     calibration = None
     if calibrate:
         chosen = tolerant(chosen, asked=policy is not None)
-        perturbed = [run if isinstance(run, Run) else load_run(run) for run in calibrate]
         calibration = calibration_of(one, two, perturbed, policy=chosen, mappings=maps)
-    facts = gather_facts(aligned.baseline, aligned.candidate, aligned, policy=chosen, calibration=calibration)
+    facts = gather_facts(
+        aligned.baseline,
+        aligned.candidate,
+        aligned,
+        policy=chosen,
+        calibration=calibration,
+        progress=progress,
+    )
     findings = find_causes(facts)
     if replay:
-        findings = prove_by_replay(facts, findings)
+        findings = prove_by_replay(facts, findings, progress)
     diagnosis = conclude(facts, [*findings, *not_repeated(one, two)])
     first = {
         side: First(run=run, names=own_names(run, [m for m in maps if m.side_of(one, two) is side]))
         for side, run in ((Side.BASELINE, one), (Side.CANDIDATE, two))
     }
-    diagnosis = replace(diagnosis, refinement=plan_refinement(facts, diagnosis, first))
+    if not other_tool(one, two):  # settings of ours are none of another tool's
+        diagnosis = replace(diagnosis, refinement=plan_refinement(facts, diagnosis, first))
     return Compared(diagnosis=diagnosis, baseline=one, candidate=two, mappings=tuple(maps))

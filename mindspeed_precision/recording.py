@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,6 +15,7 @@ from mindspeed_precision.backends.detect import capture_backend
 from mindspeed_precision.capture.activations import ActivationPlacer
 from mindspeed_precision.capture.batch import observe_random_states, observe_step_losses
 from mindspeed_precision.capture.between_steps import BetweenSteps
+from mindspeed_precision.capture.buffers import observe_buffers
 from mindspeed_precision.capture.configuration import (
     effective_configuration,
     environment,
@@ -27,11 +30,15 @@ from mindspeed_precision.capture.names import Names, canonical_names
 from mindspeed_precision.capture.optimizer import observe_grad_norm, observe_parameters
 from mindspeed_precision.capture.placement import placements
 from mindspeed_precision.config import Settings
-from mindspeed_precision.dump.format import SCHEMA, Problem
+from mindspeed_precision.dump.format import SCHEMA
 from mindspeed_precision.dump.writer import RankWriter, create_run, update_manifest
 from mindspeed_precision.errors import ConfigError, PrecisionError
+from mindspeed_precision.export.live import LiveExport, open_live
+from mindspeed_precision.live import Shape
+from mindspeed_precision.live.reporter import Reporter
+from mindspeed_precision.record.elements import width_of
 from mindspeed_precision.record.recorder import Recorder
-from mindspeed_precision.record.watch import Watch
+from mindspeed_precision.record.watch import Onlooker, Onlookers, Watch
 from mindspeed_precision.records import (
     INIT_STEP,
     Finding,
@@ -39,8 +46,8 @@ from mindspeed_precision.records import (
     Phase,
     Placement,
     RankCoordinates,
-    Severity,
 )
+from mindspeed_precision.shortfalls import Shortfalls
 
 PARALLEL_LINEARS = ("ColumnParallelLinear", "RowParallelLinear")
 EMBEDDINGS = ("VocabParallelEmbedding",)
@@ -49,8 +56,19 @@ EMBEDDINGS = ("VocabParallelEmbedding",)
 class Recording:
     """What one rank records. ``Recording.open`` attaches it; ``detach`` takes every hook away again."""
 
-    def __init__(self, *, context: CaptureContext, writer: RankWriter, settings: Settings, rank: int) -> None:
+    def __init__(
+        self,
+        *,
+        context: CaptureContext,
+        writer: RankWriter,
+        settings: Settings,
+        rank: int,
+        reporter: Reporter,
+        export: LiveExport | None,
+    ) -> None:
         self.context = context
+        self.reporter = reporter
+        self._export = export
         self._writer = writer
         self._settings = settings
         self._rank = rank
@@ -58,7 +76,7 @@ class Recording:
         self._activation = activated(context)
         requires_grad = context.backend.requires_grad
         self._trainable = [fqn for fqn, parameter in context.names.parameters if requires_grad(parameter)]
-        self._reasons: set[str] = set()
+        self._shortfalls = Shortfalls(rank)
         self._first_step: int | None = None
         self._config: Mapping[str, Any] = {}
         self.steps_recorded = 0
@@ -108,7 +126,12 @@ class Recording:
         placed = placements(backend, names, coordinates)
         writer.declare_parameters(_declarations(backend, names, placed))
         writer.write_effective(effective_state(backend, names, optimizer))
-        watch = _watch(backend, names, coordinates) if settings.capture.live_warnings else None
+        reporter = Reporter(settings, coordinates, manifest["config"].get("megatron_args", {}))
+        export = open_live(settings.export, settings.out, rank=coordinates.rank)
+        looking: list[Onlooker] = [] if export is None else [export]
+        if settings.capture.live_warnings:
+            looking.insert(0, _watch(backend, names, coordinates, reporter))
+        watch = Onlookers(looking) if looking else None
         recorder = Recorder(backend=backend, writer=writer, settings=settings, watch=watch)
         placer = ActivationPlacer(
             backend=backend, rules=rules, names=names, coordinates=coordinates, parameters=placed
@@ -121,14 +144,46 @@ class Recording:
             placements=placed,
             placer=placer,
         )
-        recording = cls(context=context, writer=writer, settings=settings, rank=coordinates.rank)
+        recording = cls(
+            context=context,
+            writer=writer,
+            settings=settings,
+            rank=coordinates.rank,
+            reporter=reporter,
+            export=export,
+        )
         recording._config = manifest["config"]
         recording._kept = capture.attach(context, chunks, optimizer)
         recording._activation.__enter__()
-        recorder.begin_step(INIT_STEP)
-        observe_parameters(context, Phase.INIT)
-        recorder.end_step()
+        recording._record_start()
         return recording
+
+    def _record_start(self) -> None:
+        """Record the initial parameters, and tell from what they took what a step will take."""
+        recorder, writer = self.context.recorder, self._writer
+        before = writer.records, writer.index_bytes
+        began = time.perf_counter()
+        recorder.begin_step(INIT_STEP)
+        observe_parameters(self.context, Phase.INIT)
+        observe_buffers(self.context, Phase.INIT)
+        recorder.end_step()
+        taken = time.perf_counter() - began
+        backend, names = self.context.backend, self.context.names
+        held = [
+            (fqn, tuple(one.shape), backend.dtype(one), backend.requires_grad(one))
+            for fqn, one in names.parameters
+        ]
+        self.reporter.start(
+            Shape.of(
+                [(fqn, shape, dtype) for fqn, shape, dtype, trained in held if trained],
+                [fqn for fqn, _ in names.modules],
+                self._config.get("megatron_args", {}),
+            ),
+            records=writer.records - before[0],
+            index_bytes=writer.index_bytes - before[1],
+            parameter_bytes=sum(math.prod(shape) * width_of(dtype) for _, shape, dtype, _ in held),
+            seconds=taken,
+        )
 
     def begin_step(self, step: int) -> None:
         """Begin step ``step``."""
@@ -146,71 +201,25 @@ class Recording:
 
     def end_step(self) -> list[Finding]:
         """End the step, write its records, return what was found missing in it for the first time."""
+        began = time.perf_counter()
         clock, step = self.context.clock, self.context.recorder.step
         self._first_step = step if self._first_step is None else self._first_step
+        observe_buffers(self.context, Phase.OPTIMIZER)
         clock.end_step()
         microbatches = clock.microbatches
-        findings = self._failed(self.context.recorder.end_step())
+        findings = self._shortfalls.lost(self.context.recorder.end_step())
         findings += self._drawn
         self._drawn = []
         self.steps_recorded += step in self._settings.steps
         if self.context.settings.batch:
             self._between_steps.end_step()
         if self.context.settings.wgrad:
-            findings += self._missing(step, microbatches)
-        return findings
-
-    def _failed(self, problems: Sequence[Problem]) -> list[Finding]:
-        """Return a finding for each reason for which records were lost, the first time it is met."""
-        fresh = {problem.reason: problem for problem in reversed(problems)}
-        fresh = {reason: one for reason, one in fresh.items() if reason not in self._reasons}
-        self._reasons.update(fresh)
-        return [
-            Finding(
-                id="coverage.record_failed",
-                severity=Severity.WARNING,
-                confidence=1.0,
-                title=f"a tensor could not be recorded in step {problem.step} on rank {self._rank}: {reason}",
-                evidence=(
-                    f"first: {problem.record}",
-                    f"{sum(one.reason == reason for one in problems)} records of that step",
-                ),
-                remedy="training went on; report it with the message, or leave the record out by a rule of "
-                "capture.rules",
-            )
-            for reason, problem in fresh.items()
-        ]
-
-    def _missing(self, step: int, microbatches: int) -> list[Finding]:
-        coverage, findings = self.context.coverage, []
-        for gap in coverage.end_step(step, self._trainable, microbatches):
-            of = (
-                "any microbatch"
-                if len(gap.microbatches) == gap.of
-                else f"microbatches {list(gap.microbatches)}"
-            )
-            findings.append(
-                Finding(
-                    id="coverage.parameter_without_wgrad",
-                    severity=Severity.WARNING,
-                    confidence=1.0,
-                    title=f"no dW of {gap.fqn} was seen in {of} of step {step} on rank {self._rank}",
-                    remedy="is the parameter used? if it is, its linear has a backward that no patch covers: "
-                    "see patches/README.md",
-                )
-            )
-        if step == self._first_step and not microbatches:
-            findings.append(_no_forward(self._rank))
-        for fqn, seen in coverage.take_unseen_gemms().items():
-            findings.append(
-                Finding(
-                    id="coverage.wgrad_operands_unseen",
-                    severity=Severity.WARNING,
-                    confidence=1.0,
-                    title=f"the GEMM that makes dW of {fqn} was not seen in step {seen} on rank {self._rank}",
-                    remedy="declare a patch for the function that computes it: see patches/README.md",
-                )
-            )
+            gaps = self.context.coverage.end_step(step, self._trainable, microbatches)
+            findings += self._shortfalls.without_gradient(gaps)
+            if step == self._first_step and not microbatches:
+                findings.append(self._shortfalls.no_forward())
+            findings += self._shortfalls.unseen_gemms(self.context.coverage.take_unseen_gemms())
+        self.reporter.step(step, findings, began=began)
         return findings
 
     def excused_patches(self) -> tuple[str, ...]:
@@ -243,10 +252,28 @@ class Recording:
         elif plain_findings:
             self._writer.write_findings(plain_findings)
 
-    def close(self, *, complete: bool, findings: Sequence[Finding], audit: list[dict[str, Any]]) -> None:
-        """Close this rank's files; ``complete`` when training ended well."""
+    def close(
+        self,
+        *,
+        complete: bool,
+        findings: Sequence[Finding],
+        audit: list[dict[str, Any]],
+        error: str = "",
+    ) -> None:
+        """Close this rank's files; ``complete``: training ended well, else ``error`` names what ended it."""
         self.update(findings=findings, audit=audit)
         self.context.recorder.close(complete=complete)
+        if self._export is not None:
+            self._export.close()
+        self.reporter.end(
+            findings,
+            records=self._writer.records,
+            index_bytes=self._writer.index_bytes,
+            payload_bytes=self._writer.payload_bytes,
+            parameters=len(self._trainable),
+            gaps=len(self.context.coverage.gaps),
+            error=error,
+        )
 
     def detach(self) -> None:
         """Remove every hook."""
@@ -256,19 +283,9 @@ class Recording:
         self._activation.__exit__(None, None, None)
 
 
-def _watch(backend: CaptureBackend, names: Names, coordinates: RankCoordinates) -> Watch:
+def _watch(backend: CaptureBackend, names: Names, coordinates: RankCoordinates, reporter: Reporter) -> Watch:
     scaled = any(backend.dtype(parameter) == "float16" for _, parameter in names.parameters)
-    return Watch(where=coordinates, scaled=scaled)
-
-
-def _no_forward(rank: int) -> Finding:
-    return Finding(
-        id="coverage.no_forward",
-        severity=Severity.ERROR,
-        confidence=1.0,
-        title=f"the model was not called in train mode, with gradients, in the first step on rank {rank}",
-        remedy="attach the Session to the model that is trained; call model.train()",
-    )
+    return Watch(where=coordinates, scaled=scaled, tell=reporter.warn)
 
 
 def _finding(finding: Finding) -> dict[str, Any]:

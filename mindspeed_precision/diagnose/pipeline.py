@@ -11,6 +11,7 @@ from mindspeed_precision.compare import Calibration, Policy, compare_pair, make_
 from mindspeed_precision.compare.cancellation import GRADIENT_ROLES
 from mindspeed_precision.compare.gain import Gains
 from mindspeed_precision.compare.verdict import CANCELS, direction_unseen, order_unseen
+from mindspeed_precision.diagnose.acceptance import accept
 from mindspeed_precision.diagnose.coverage import coverage_of
 from mindspeed_precision.diagnose.divergence import find_origins
 from mindspeed_precision.diagnose.facts import Facts, trained_names
@@ -21,10 +22,12 @@ from mindspeed_precision.diagnose.reported import reported_findings
 from mindspeed_precision.diagnose.rules import run_rules
 from mindspeed_precision.diagnose.scalars import loss_error, step_scalars
 from mindspeed_precision.dump.reader import Run
+from mindspeed_precision.progress import Progress, silent, watched
 from mindspeed_precision.records import (
     Comparison,
     Diagnosis,
     Finding,
+    Pair,
     Phase,
     Role,
     Severity,
@@ -44,6 +47,7 @@ def gather_facts(
     *,
     policy: Policy,
     calibration: Calibration | None = None,
+    progress: Progress = silent,
 ) -> Facts:
     """Compare every pair and find where divergences start.
 
@@ -53,6 +57,7 @@ def gather_facts(
         alignment: of the two.
         policy: what counts as aligned.
         calibration: bounds that take the place of the policy's.
+        progress: is told how many pairs were compared.
 
     Raises:
         DumpError: a payload that an index promises cannot be read.
@@ -67,7 +72,7 @@ def gather_facts(
     )
     comparisons = [
         compare_pair(pair, policy=policy, baseline=baseline, candidate=candidate, context=context)
-        for pair in alignment.pairs
+        for pair in watched(alignment.pairs, progress, "comparing", len(alignment.pairs))
     ]
     notes = list(context.notes) if context is not None else []
     notes += calibration.notes(comparisons) if calibration is not None else []
@@ -154,6 +159,7 @@ def conclude(facts: Facts, findings: Sequence[Finding]) -> Diagnosis:
         unmatched=facts.alignment.unmatched,
         policy=facts.policy.describe(),
         decided=Counter(comparison.verdict for comparison in comparisons),
+        acceptance=accept(comparisons, scalars),
         comparisons=comparisons,
     )
 
@@ -210,16 +216,24 @@ def _comparison_notes(comparisons: Sequence[Comparison]) -> list[str]:
         count = "1 record that differs was" if len(unseen) == 1 else f"{len(unseen)} records that differ were"
         notes.append(
             f"{count} judged by norm, minimum and maximum alone, which a permutation does not change (first "
-            f"{unseen[0].key.describe()}): record both runs with capture.level=sketch or tensor"
+            f"{unseen[0].key.describe()}): {_seen_by(unseen, 'sketch or tensor')}"
         )
     blind = [c for c in comparisons if direction_unseen(c)]
     if blind:
         level = "tensor" if any("sketch_low" in c.metrics for c in blind) else "sketch or tensor"
         notes.append(
             f"judged after an update by the norm alone, which hardly shows a wrong direction: "
-            f"{listed(c.key.fqn for c in blind)}: record both runs with capture.level={level}"
+            f"{listed(c.key.fqn for c in blind)}: {_seen_by(blind, level)}"
         )
     return notes
+
+
+def _seen_by(comparisons: Iterable[Comparison], level: str) -> str:
+    """Say how both runs would have to be recorded."""
+    pairs = (c.pair for c in comparisons if isinstance(c.pair, Pair))
+    if any(record.summary is not None for pair in pairs for record in (pair.baseline, pair.candidate)):
+        return "dump with msprobe's task tensor"
+    return f"record both runs with capture.level={level}"
 
 
 def _policy_notes(policy: Policy, scalars: Sequence[StepScalars]) -> list[str]:

@@ -38,7 +38,7 @@ _MOST_NOTED = 200
 _SURE = 0.9
 """From here on a cause that no replay is for needs no elements."""
 _IDENTIFYING = (Role.BATCH, Role.LOSS, Role.GRAD_NORM)
-_OWN = re.compile(r"(out|steps|stop_after|capture\.level|capture\.rules|refines\..*)")
+_OWN = re.compile(r"(out|steps|stop_after|capture\.level|capture\.rules|export\..*|refines\..*)")
 """Settings of a first run that the second pass makes anew."""
 
 

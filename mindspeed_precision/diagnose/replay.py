@@ -17,6 +17,7 @@ from mindspeed_precision.diagnose.replay_gemm import replay_gemm
 from mindspeed_precision.diagnose.rules.gradients import another_sum
 from mindspeed_precision.diagnose.rules.layouts import WRONG_SIDE
 from mindspeed_precision.errors import DumpError, ReplayError
+from mindspeed_precision.progress import Progress, silent, watched
 from mindspeed_precision.records import Finding, Replay, Side
 
 REPLAYS: Mapping[str, Callable[[Facts, Finding], Replay]] = {
@@ -28,9 +29,16 @@ REPLAYS: Mapping[str, Callable[[Facts, Finding], Replay]] = {
 """What replays the findings of each id; raises ``ReplayError`` where nothing can be replayed."""
 
 
-def prove_by_replay(facts: Facts, findings: Sequence[Finding]) -> list[Finding]:
+def prove_by_replay(facts: Facts, findings: Sequence[Finding], progress: Progress = silent) -> list[Finding]:
     """Replay the first operation that each finding accounts for; the finding says what came of it."""
-    return [_prove(facts, finding) if finding.id in REPLAYS else finding for finding in findings]
+    provable = watched(
+        (finding for finding in findings if finding.id in REPLAYS),
+        progress,
+        "replaying",
+        sum(finding.id in REPLAYS for finding in findings),
+    )
+    proved = {id(finding): _prove(facts, finding) for finding in provable}
+    return [proved.get(id(finding), finding) for finding in findings]
 
 
 def _prove(facts: Facts, finding: Finding) -> Finding:

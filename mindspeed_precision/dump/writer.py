@@ -117,6 +117,11 @@ class RankWriter:
         queue: bytes that may wait in memory while another thread writes steps; 0: a step is on the disk when
             ``write_step`` returns.
 
+    Attributes:
+        records: how many were handed over.
+        index_bytes: of the lines that were handed over.
+        payload_bytes: of the elements that were.
+
     Raises:
         DumpError: this rank has already written there, or the disk refuses; also from every method, and of a
             step that waited in the queue from the method that is called next.
@@ -131,6 +136,7 @@ class RankWriter:
         self._places: dict[Place, int] = {}
         self._jobs: Jobs = Background(queue) if queue else Immediately()
         self._coming: set[str] = set()
+        self.records = self.index_bytes = self.payload_bytes = 0
         try:
             self.directory.mkdir(parents=True)
             self._file = self._path.open("xb", buffering=0)
@@ -193,6 +199,7 @@ class RankWriter:
         places = self._new_places(records)
         texts = [record.text(files.get(record.seq), self._place(record)) for record in records]
         self._append([*map(to_json, places), *texts, *map(to_json, problems), to_json(marker)])
+        self.records += len(records)
         self._broken = False
 
     def write_unfinished(self, records: Sequence[RecordLine]) -> None:
@@ -268,6 +275,7 @@ class RankWriter:
             tensors = {str(seq): payloads[seq] for seq in members}
             size = sum(tensor.bits.nbytes for tensor in tensors.values())
             self._jobs.put(partial(self._write_file, name, tensors), size)
+            self.payload_bytes += size
             files.update(dict.fromkeys(members, name))
         return files
 
@@ -290,6 +298,7 @@ class RankWriter:
     def _append(self, lines: Sequence[str]) -> None:
         data = "".join(f"{line}\n" for line in lines).encode()
         self._jobs.put(partial(self._write_lines, data, len(lines)), len(data))
+        self.index_bytes += len(data)
 
     def _append_now(self, line: Header | Parameters) -> None:
         self._append([to_json(line)])

@@ -20,7 +20,7 @@ from mindspeed_precision.dump.format import Problem
 from mindspeed_precision.dump.writer import RankWriter
 from mindspeed_precision.record.site import Site, SiteTable
 from mindspeed_precision.record.statistics import digest_host, digest_number
-from mindspeed_precision.record.watch import Watch
+from mindspeed_precision.record.watch import Onlooker
 from mindspeed_precision.records import INIT_STEP, NO_MICROBATCH, Digest, Part, Phase, Place, Role
 
 _PATIENCE = 10.0
@@ -80,7 +80,7 @@ class Recorder:
     """
 
     def __init__(
-        self, *, backend: Backend, writer: RankWriter, settings: Settings, watch: Watch | None = None
+        self, *, backend: Backend, writer: RankWriter, settings: Settings, watch: Onlooker | None = None
     ) -> None:
         self._backend = backend
         self._watch = watch

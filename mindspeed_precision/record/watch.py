@@ -11,6 +11,7 @@ import re
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 from mindspeed_precision.records import NO_MICROBATCH, Phase, RankCoordinates, RecordKey, Role
 from mindspeed_precision.symptoms import SWINGS, WINDOW, symptoms
@@ -32,6 +33,26 @@ _UNKNOWN = '"statistics":null'
 
 def _to_stderr(line: str) -> None:
     sys.stderr.write(line + "\n")
+
+
+class Onlooker(Protocol):
+    """Is shown what was recorded of each step."""
+
+    def end_step(self, step: int, seen: Sequence[Seen]) -> None:
+        """Look at the records of a step."""
+        ...
+
+
+class Onlookers:
+    """Several that look, in order."""
+
+    def __init__(self, those: Sequence[Onlooker]) -> None:
+        self._those = tuple(those)
+
+    def end_step(self, step: int, seen: Sequence[Seen]) -> None:
+        """Show a step to each."""
+        for one in self._those:
+            one.end_step(step, seen)
 
 
 class Watch:

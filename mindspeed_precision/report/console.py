@@ -69,6 +69,7 @@ def blocks(diagnosis: Diagnosis, files: Mapping[str, str], *, asked: bool = Fals
     shown.append(Block(label="log", lines=table, table=True))
     shown.append(Block(label="coverage", lines=(phrases.coverage_text(diagnosis),)))
     shown.append(Block(label="policy", lines=(phrases.policy_text(diagnosis),)))
+    shown.append(Block(label="huawei", lines=(phrases.acceptance_text(diagnosis),)))
     shown.append(Block(label="notes", lines=diagnosis.notes))
     shown += _next_blocks(diagnosis, files.get("refine", ""), asked=asked)
     shown += _file_blocks(files)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import TextIO
+from typing import Any, TextIO
 
 from mindspeed_precision.records import CheckOutcome, Examination, Severity
 from mindspeed_precision.report.console import Block, finding_blocks, print_blocks
@@ -60,8 +60,8 @@ def show_examination(answer: Examination, *, stream: TextIO | None = None) -> No
     print_blocks(examination_blocks(answer), stream)
 
 
-def examination_text(answer: Examination) -> str:
-    """Return the examination as JSON, for machines: the same facts."""
+def examination_text(answer: Examination, **more: Any) -> str:
+    """Return the examination as JSON, for machines: the same facts, and what a command has beside them."""
     plain = {
         "schema": SCHEMA,
         "command": answer.command,
@@ -71,6 +71,7 @@ def examination_text(answer: Examination) -> str:
         "outcomes": [asdict(outcome) for outcome in answer.outcomes],
         "tables": {title: list(lines) for title, lines in answer.tables.items()},
         "notes": list(answer.notes),
+        **more,
     }
     return json.dumps(jsonable(plain), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
 

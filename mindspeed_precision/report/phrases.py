@@ -9,6 +9,7 @@ from mindspeed_precision.records import (
     NO_MICROBATCH,
     Diagnosis,
     Finding,
+    Judgement,
     Origin,
     Pair,
     Phase,
@@ -280,6 +281,26 @@ def policy_text(diagnosis: Diagnosis) -> str:
         if diagnosis.decided.get(v)
     ]
     return f"{diagnosis.policy} ({', '.join(counts)})"
+
+
+def acceptance_text(diagnosis: Diagnosis) -> str:
+    """Say in one line what Ascend's acceptance criterion says of the same records; empty where not asked."""
+    found = diagnosis.acceptance
+    if found is None:
+        return ""
+    passed, failed, undecided = (found.records[judgement] for judgement in Judgement)
+    parts = [f"{count(passed, 'record')} pass"]
+    if found.first_failed is not None:
+        name = " ".join(record_name(found.first_failed).split())
+        parts.append(
+            f"{_grouped(failed)} fail (first {name} at step {found.first_failed.step}: {found.reason})"
+        )
+    if undecided:
+        parts.append(f"{_grouped(undecided)} undecided for want of elements")
+    loss = "loss undecided"
+    if found.loss_error is not None and found.loss_limit is not None:
+        loss = f"loss error {found.loss_error:.2g}, allowed {found.loss_limit:g}"
+    return f"{found.status.value}: {', '.join(parts)}; {loss}"
 
 
 def _steps(steps: tuple[int, ...]) -> str:

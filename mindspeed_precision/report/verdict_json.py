@@ -7,7 +7,7 @@ import math
 from dataclasses import asdict
 from typing import Any
 
-from mindspeed_precision.records import Diagnosis, Finding, Origin, Refinement, Replay
+from mindspeed_precision.records import Acceptance, Diagnosis, Finding, Origin, Refinement, Replay
 
 SCHEMA = 1
 
@@ -23,7 +23,8 @@ def verdict(diagnosis: Diagnosis, *, config: str = "") -> dict[str, Any]:
         ``schema``, ``status``, ``runs``, ``first_divergence``, ``findings``, ``coverage`` as the design fixes
         them,
         and beside them ``origins``, ``refine``, ``scalars``, ``steps``, ``policy``, ``decided``,
-        ``diverged``, ``notes``. ``refine`` is null, or ``config`` (path), and what a run with it will keep:
+        ``diverged``, ``huawei`` (what Ascend's acceptance criterion says of the same records), ``notes``.
+        ``refine`` is null, or ``config`` (path), and what a run with it will keep:
         ``records`` with elements, ``bytes`` in all.
         Numbers that JSON lacks are the texts ``nan``, ``inf`` and ``-inf``.
     """
@@ -42,6 +43,7 @@ def verdict(diagnosis: Diagnosis, *, config: str = "") -> dict[str, Any]:
         "policy": diagnosis.policy,
         "decided": {verdict.value: count for verdict, count in diagnosis.decided.items()},
         "diverged": diagnosis.diverged,
+        "huawei": None if diagnosis.acceptance is None else _acceptance(diagnosis.acceptance),
         "notes": list(diagnosis.notes),
     }
     cleaned = jsonable(plain)
@@ -52,6 +54,21 @@ def verdict(diagnosis: Diagnosis, *, config: str = "") -> dict[str, Any]:
 def verdict_text(diagnosis: Diagnosis, *, config: str = "") -> str:
     """Return the content of ``verdict.json``; ``config`` as in ``verdict``."""
     return json.dumps(verdict(diagnosis, config=config), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def _acceptance(acceptance: Acceptance) -> dict[str, Any]:
+    first = acceptance.first_failed
+    return {
+        "status": acceptance.status.value,
+        "demands": acceptance.title,
+        "records": {judgement.value: number for judgement, number in acceptance.records.items()},
+        "first_failed": None if first is None else {"record": first.describe(), "reason": acceptance.reason},
+        "loss": {
+            "status": acceptance.loss.value,
+            "mean_relative_error": acceptance.loss_error,
+            "limit": acceptance.loss_limit,
+        },
+    }
 
 
 def _refine(refinement: Refinement | None, config: str) -> dict[str, Any] | None:

@@ -21,6 +21,7 @@ FOUNDATION = {
     "errors",
     "config",
     "meanings",
+    "progress",
     "repeats",
     "symptoms",
     "backends.base",
@@ -45,16 +46,23 @@ MAY_IMPORT = {
     "compare": {"dump", "align"},
     "diagnose": {"dump", "align", "compare", "backends"},  # backends: replay asks for one by name
     "verify": {"dump", "align", "compare"},
+    "ckpt": {"dump", "align", "compare", "verify"},
     "launches": {"arguments"},  # arguments: our own flags
     "shrink": {"launches", "preflight", "verify"},
+    "live": {"record", "report"},  # report: the bar
+    "export": {"dump"},
+    "evaluation": set(),
+    "samples": {"dump", "verify", "report"},
     "certify": {"dump", "align", "launches", "determinism", "flow"},  # flow: what `compare` is
     "preflight": {"launches", "determinism", "verify"},
+    "msprobe": {"dump", "align", "compare"},
     "report": {"dump", "align", "compare", "diagnose", "verify", "patching"},  # patching: `patches list`
 }
 ANYTHING = {"testing"}  # plays whole runs, so it may touch every stage
 NO_FRAMEWORK = {
     *("record", "dump", "align", "compare", "diagnose", "verify", "report"),
-    *("launches", "preflight", "shrink", "certify"),
+    *("launches", "preflight", "shrink", "certify", "live", "export", "evaluation", "samples", "ckpt"),
+    "msprobe",
 }
 
 

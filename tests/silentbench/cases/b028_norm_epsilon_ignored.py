@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from silentbench.answers import by_compare
+from silentbench.answers import by_check, by_compare
 from silentbench.case import case, plant
 from silentbench.layouts import ONE
 
@@ -26,7 +26,8 @@ CASE = case(
     ),
     answers=(
         by_compare(
-            0, "fprop", "decoder.layers.0.input_layernorm", "fprop.value config.* model.*", roles="output"
+            0, "fprop", "decoder.layers.0.input_layernorm", "fprop.value config.differs", roles="output"
         ),
+        by_check(0, "fprop", "decoder.layers.*.input_layernorm", "config.not_in_effect"),
     ),
 )
