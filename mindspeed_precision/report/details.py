@@ -96,12 +96,12 @@ def side_of(record: TensorRecord, pair: Pair | None, side: Side) -> Any:
 
 
 def _statistics(statistics: Statistics | None, *, exact: bool) -> list[Any] | None:
-    """Return minimum, maximum, mean, norm, zeros, NaN, Inf; a single number keeps all its digits."""
+    """Return minimum, maximum, mean, norm, zeros (None: not counted), NaN, Inf; a single number in full."""
     if statistics is None:
         return None
     moments = (statistics.minimum, statistics.maximum, statistics.mean, statistics.l2_norm)
     kept = [_number(value) if exact else _short(value) for value in moments]
-    return [*kept, statistics.zeros, statistics.nans, statistics.infs]
+    return [*kept, statistics.zeros if statistics.counted else None, statistics.nans, statistics.infs]
 
 
 def _histogram(statistics: Statistics | None) -> list[int] | None:

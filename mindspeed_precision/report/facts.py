@@ -124,5 +124,7 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 def _span(steps: Sequence[int]) -> str:
     if not steps:
         return "none whole"
+    if len(steps) == 1:
+        return str(steps[0])
     whole = steps[-1] - steps[0] + 1 == len(steps)
     return f"{steps[0]} to {steps[-1]}" + ("" if whole else f" ({len(steps)} of them)")

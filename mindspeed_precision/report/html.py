@@ -8,10 +8,10 @@ import importlib.util
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from typing import Any
 
-import mindspeed_precision
 from mindspeed_precision.records import Diagnosis, Verdict
 from mindspeed_precision.report import phrases
 from mindspeed_precision.report.facts import ReportFacts
@@ -144,7 +144,7 @@ def report_html(facts: ReportFacts, *, config: str = "") -> str:
     return skeleton.render(
         **_answer(facts, config),
         policy=_policy(style, script),
-        version=mindspeed_precision.__version__,
+        version=_version(),
         style=_Raw(style),
         script=_Raw(script),
         data=_Raw(embedded(data)),
@@ -217,6 +217,14 @@ def _next(diagnosis: Diagnosis, config: str) -> Iterator[str]:
     refinement = diagnosis.refinement
     if refinement is not None and refinement.wanted and config:
         yield from next_lines(refinement, diagnosis, config)
+
+
+def _version() -> str:
+    """Return the version of this package; empty where it is not installed (a checkout on the path)."""
+    try:
+        return version("mindspeed-precision")
+    except PackageNotFoundError:
+        return ""
 
 
 def _asset(name: str) -> str:

@@ -198,6 +198,9 @@ def _coverage(facts: ReportFacts) -> Iterator[str]:
     yield ""
     yield f"- {plain(phrases.coverage_text(diagnosis))}"
     yield f"- policy {plain(phrases.policy_text(diagnosis))}"
+    accepted = phrases.acceptance_text(diagnosis)
+    if accepted:
+        yield f"- acceptance criterion of Ascend: {plain(accepted)}"
     outcomes = facts.training.outcomes if facts.training is not None else ()
     idle = [one for one in outcomes if one.skipped and one.applies]
     yield from (f"- not checked, or not wholly: {plain(f'{one.holds}: {one.skipped}')}" for one in idle)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
+from mindspeed_precision.compare.verdict import TOLERANCES
 from mindspeed_precision.records import (
     Comparison,
     Finding,
@@ -100,7 +101,7 @@ def _grid(facts: ReportFacts, grid: Grid) -> dict[str, Any]:
         "cells": packed(grid.cells.tobytes()),
         "origins": _origins(facts, grid),
         "folded": list(grid.folded),
-        "policy": facts.diagnosis.policy,
+        "tolerates": any(TOLERANCES in one.metrics for one in facts.diagnosis.comparisons),
     }
 
 
@@ -197,6 +198,7 @@ def _coverage(facts: ReportFacts) -> dict[str, Any]:
         **asdict(diagnosis.coverage),
         "text": phrases.coverage_text(diagnosis),
         "policy": phrases.policy_text(diagnosis),
+        "huawei": phrases.acceptance_text(diagnosis),
         "unjudged": [
             [phrases.record_name(c.key), phrases.moment(c.key), c.reason]
             for c in diagnosis.comparisons

@@ -65,7 +65,8 @@ def diagnosis_of(directory, name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_golden_text(name, tmp_path):
-    text = render(diagnosis_of(tmp_path, name), {"verdict": "compare/verdict.json"}, width=100)
+    files = {"verdict": "compare/verdict.json", "report": "compare/report.html"}
+    text = render(diagnosis_of(tmp_path, name), files, width=100)
     path = GOLDEN / f"{name}.txt"
     if os.environ.get("MSP_UPDATE_GOLDEN"):
         path.parent.mkdir(exist_ok=True)

@@ -15,7 +15,7 @@ function showCoverage(coverage, decided) {
   redraws.push(again);
   again();
   add(bars, make("span", {}, "verdicts"), shares);
-  add(host, bars, make("p", { class: "says" }, `policy ${coverage.policy}`));
+  add(host, bars, make("p", { class: "says" }, `policy ${coverage.policy}`), coverage.huawei ? make("p", { class: "says" }, `acceptance criterion of Ascend: ${coverage.huawei}`) : null);
   const list = (title, lines) => lines.length && add(host, make("h3", {}, title), make("ul", { class: "list" }, lines.map((line) => make("li", {}, line))));
   const idle = coverage.checks.filter((one) => one.skipped && one.applies), failed = coverage.checks.filter((one) => one.failed);
   const absent = coverage.checks.filter((one) => !one.applies);

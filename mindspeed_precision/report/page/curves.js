@@ -42,7 +42,7 @@ function curveOf(curves, name, width, readout) {
   for (const tick of y.ticks(4)) add(picture, segment(left, y(tick), right, y(tick), "grid"), text(left - 6, y(tick) + 4, digits(tick), { "text-anchor": "end" }));
   for (const tick of gap.ticks) add(picture, segment(left, gap(tick), right, gap(tick), "grid"), text(left - 6, gap(tick) + 4, powerText(tick), { "text-anchor": "end" }));
   add(picture, segment(left, gap.zero, right, gap.zero, "axis"), text(left - 6, gap.zero + 4, "0", { "text-anchor": "end" }));
-  add(picture, text(left, low - 6, "relative difference"));
+  add(picture, text(right, low - 6, "relative difference", { "text-anchor": "end" }));
   for (const tick of wholeTicks(x, Math.min(steps.length, width / 70))) add(picture, text(x(tick), bottom + 18, tick, { "text-anchor": "middle" }));
   const dots = steps.length <= 60;
   SIDES.forEach((side, n) => {

@@ -37,7 +37,7 @@ function sidesOf(records, runs, row, found) {
   const [, , step, reason, metrics, one, two] = found;
   const left = one, right = two === 0 ? one : two;
   const parts = [];
-  if (reason) parts.push(make("p", {}, reason));
+  if (reason) parts.push(make("p", {}, `Verdict: ${reason}.`));
   const known = Object.keys(METRICS).filter((name) => name in metrics);
   const others = Object.keys(metrics).filter((name) => !(name in METRICS));
   const lines = (names) => tableOf([], names.map((name) => [METRICS[name] || name.replaceAll("_", " "), make("td", { class: "number" }, metrics[name] === true ? "yes" : digits(metrics[name], 5))]));
@@ -70,7 +70,7 @@ function pairTable(left, right) {
   add("format", (side) => side[2] && (side[2][3] || null));
   add("fingerprint", (side) => side[3] || "not known");
   ["minimum", "maximum", "mean", "norm (L2)"].forEach((name, n) => add(name, (side) => side[4] && digits(side[4][n], 8)));
-  ["zeros", "NaN", "infinities"].forEach((name, n) => add(name, (side) => side[4] && grouped(side[4][4 + n])));
+  ["zeros", "NaN", "infinities"].forEach((name, n) => add(name, (side) => (side[4] && side[4][4 + n] !== null ? grouped(side[4][4 + n]) : null)));
   add("elements kept", (side) => (side[6] ? "yes" : "no"));
   add("held by ranks", (side) => (side[8].length ? side[8].join(", ") : null));
   add("note", (side) => side[7] || null);

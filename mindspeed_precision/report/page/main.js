@@ -1,6 +1,6 @@
 async function main() {
   const facts = JSON.parse(byId("facts").textContent);
-  facts.grid.exact = facts.grid.policy.startsWith("exact:");
+  facts.grid.exact = !facts.grid.tolerates;
   apartFrom = facts.grid.exact ? 1 : 6;
   const records = await readRecords(facts.grid, facts.details);
   watchTheme();

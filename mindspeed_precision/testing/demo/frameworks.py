@@ -14,8 +14,9 @@ from enum import Enum
 from pathlib import Path
 
 from mindspeed_precision.errors import PrecisionError
-from mindspeed_precision.flow import compare_runs
+from mindspeed_precision.flow import compare_in_full
 from mindspeed_precision.records import Diagnosis
+from mindspeed_precision.report.facts import report_facts
 from mindspeed_precision.report.files import write_files
 from mindspeed_precision.testing.demo.arguments import demo_arguments
 from mindspeed_precision.testing.demo.launch import (
@@ -88,10 +89,11 @@ class Trainings:
     def compare(self, baseline: str, candidate: str, *, report: str) -> tuple[Diagnosis, dict[str, str]]:
         """Compare two runs by name; return the diagnosis and what was written about it."""
         across = len(self._native & {baseline, candidate}) == 1
-        diagnosis = compare_runs(
+        compared = compare_in_full(
             self.out / baseline, self.out / candidate, mapping=[TWIN_MAPPING] if across else []
         )
-        return diagnosis, write_files(diagnosis, self.out / report)
+        facts = report_facts(compared.diagnosis, compared.runs, compared.mappings)
+        return compared.diagnosis, write_files(compared.diagnosis, self.out / report, facts=facts)
 
     def _train_one(self, training: Training) -> CompletedRun:
         log = self.out / f"{training.name}.log"
