@@ -59,7 +59,7 @@ export MSP_MCORE ?= $(CURDIR)/$(MCORE)
 export MSP_MINDSPORE_PYTHON ?= $(CURDIR)/$(MINDSPORE)/bin/python
 export MSP_MINDSPORE_NATIVE_PYTHON ?= $(CURDIR)/$(NATIVE)/bin/python
 
-.PHONY: help demo demo-mindspore test lint fast matrix mindspore mindspeed long layouts bench calibration tolerance-figures silentbench silentbench-healthy framework-free oldest newest clean
+.PHONY: help demo demo-mindspore test lint fast matrix mindspore mindspeed long layouts bench calibration tolerance-figures silentbench silentbench-healthy framework-free oldest newest package sbom clean
 
 help:
 	@sed -n 's/^# make/make/p; s/^\([a-z-]*\):.*## /make \1\t/p' Makefile | expand -t 21
@@ -74,7 +74,7 @@ demo-mindspore: $(VENV)/.demo $(MINDSPORE)/.ready $(NATIVE)/.ready $(MCORE)/$(DE
 	PYTHONPATH="$(MSP_MCORE)/$(DEMO_MINDSPORE_MCORE)$${PYTHONPATH:+:$$PYTHONPATH}" $(BIN)/mindspeed-precision demo mindspore $(ARGS)
 
 # MindSpore first: what it installs, the others use.
-test: lint mindspore fast matrix
+test: lint package mindspore fast matrix
 
 lint: $(VENV)/.dev ## ruff and mypy
 	$(BIN)/ruff check .
@@ -137,6 +137,29 @@ oldest: ## tests that need no framework, on the oldest Python and libraries
 
 newest: ## the same on the newest
 	@$(call framework_free,$(PYTHON_NEWEST),.venv-newest,--upgrade numpy pandas omegaconf wrapt safetensors,PYTHON_NEWEST)
+
+# What a user installs, tried as a user would: built, checked, and installed without this checkout in sight.
+RELEASE := build/release
+package: $(BIN)/python ## wheel and sdist in dist/, checked and installed in a clean environment
+	@rm -rf dist $(RELEASE)
+	$(PYTHON) -m venv $(RELEASE)/build
+	$(RELEASE)/build/bin/python -m pip --quiet --disable-pip-version-check install build twine
+	$(RELEASE)/build/bin/python -m build --outdir dist .
+	$(RELEASE)/build/bin/python -m twine check --strict dist/*
+	$(PYTHON) -m venv $(RELEASE)/clean
+	for made in dist/*.whl dist/*.tar.gz; do
+	  $(RELEASE)/clean/bin/python -m pip --quiet --disable-pip-version-check install "$$made"
+	  $(RELEASE)/clean/bin/python -I tests/repository/scripts/installed_package.py "$$(basename "$$made")"
+	  $(RELEASE)/clean/bin/python -m pip --quiet --disable-pip-version-check uninstall --yes mindspeed-precision
+	done
+
+sbom: $(VENV)/.demo ## bill of materials (CycloneDX) of what the demo installs, in dist/
+	@mkdir -p dist
+	$(PYTHON) -m venv $(RELEASE)/sbom
+	$(RELEASE)/sbom/bin/python -m pip --quiet --disable-pip-version-check install cyclonedx-bom
+	$(RELEASE)/sbom/bin/cyclonedx-py environment --output-reproducible --validate --pyproject pyproject.toml \
+	  --output-file dist/mindspeed-precision.cdx.json $(BIN)/python
+	echo "dist/mindspeed-precision.cdx.json: $$(grep -c '"bom-ref"' dist/mindspeed-precision.cdx.json) entries"
 
 clean: ## remove what make has made
 	rm -rf $(VENV) .venv-oldest .venv-newest $(MSPROBE) $(MINDSPORE) $(NATIVE) $(MINDSPEED_NEEDS) $(MCORE) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from mindspeed_precision.pretrain import pretrain, wrap
 
 if TYPE_CHECKING:
-    from mindspeed_precision.dump.reader import load_run
     from mindspeed_precision.flow import compare_runs
+    from mindspeed_precision.loading import load_run
     from mindspeed_precision.session import Session
     from mindspeed_precision.verify.check import check_run
     from mindspeed_precision.verify.verify import verify_runs
@@ -38,7 +38,7 @@ __all__ = [
 
 _LAZY = {
     "Session": ("mindspeed_precision.session", "Session"),
-    "load_run": ("mindspeed_precision.dump.reader", "load_run"),
+    "load_run": ("mindspeed_precision.loading", "load_run"),
     "compare_runs": ("mindspeed_precision.flow", "compare_runs"),
     "check_run": ("mindspeed_precision.verify.check", "check_run"),
     "verify_runs": ("mindspeed_precision.verify.verify", "verify_runs"),

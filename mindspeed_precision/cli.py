@@ -15,6 +15,7 @@ from typing import Any
 from mindspeed_precision.cli_ecosystem import add_ecosystem_commands
 from mindspeed_precision.cli_examine import add_examinations
 from mindspeed_precision.cli_launch import add_launch_commands, split_launch
+from mindspeed_precision.cli_msprobe import add_msprobe
 from mindspeed_precision.errors import PrecisionError
 
 PROGRAM = "mindspeed-precision"
@@ -30,8 +31,12 @@ def build_parser() -> argparse.ArgumentParser:
     compare = commands.add_parser(
         "compare", help="align and compare two runs, and say where and why they differ"
     )
-    compare.add_argument("baseline", metavar="BASELINE", help="run directory to agree with")
-    compare.add_argument("candidate", metavar="CANDIDATE", help="run directory to examine")
+    compare.add_argument(
+        "baseline", metavar="BASELINE", help="run directory to agree with, or dump of msprobe"
+    )
+    compare.add_argument(
+        "candidate", metavar="CANDIDATE", help="run directory to examine, or dump of msprobe"
+    )
     compare.add_argument(
         "--policy",
         help="what counts as aligned: a name or a YAML file (exact; cross_framework for runs of different "
@@ -69,9 +74,10 @@ def build_parser() -> argparse.ArgumentParser:
 
     add_examinations(commands)
     add_launch_commands(commands)
+    add_msprobe(commands)
 
     show = commands.add_parser("show", help="look inside a run")
-    show.add_argument("directory", metavar="RUN", help="run directory")
+    show.add_argument("directory", metavar="RUN", help="run directory, or dump of msprobe")
     show.add_argument("--fqn", default="*", metavar="GLOB", help="only these modules and parameters")
     show.add_argument("--role", default="*", help="only this role (wgrad, param, output …)")
     show.add_argument("--step", type=int, help="only this step; -1 is before the first")
@@ -97,11 +103,11 @@ def build_parser() -> argparse.ArgumentParser:
     environment.add_argument("--json", action="store_true", help="print JSON")
     environment.set_defaults(run=_environment)
 
-    from mindspeed_precision.testing.demo.command import CASES  # names only: it imports no story
-
-    demo = commands.add_parser("demo", help="train twice on this machine and compare")
-    which = f"{', '.join(CASES)}; mindspore is all of the last four (default: %(default)s)"
-    demo.add_argument("case", nargs="?", default="glm4", metavar="CASE", help=which)
+    demo = commands.add_parser("demo", help="a precision problem on this machine: real trainings, explained")
+    demo.add_argument(
+        "case", nargs="?", default="glm4", metavar="CASE", help="which; see --list (default: %(default)s)"
+    )
+    demo.add_argument("--list", action="store_true", help="say what each case shows, and run none")
     demo.add_argument("--out", metavar="DIR", help="where to keep the runs and the report")
     demo.add_argument("--json", action="store_true", help="print its verdicts as JSON, the rest to stderr")
     demo.set_defaults(run=_demo)
@@ -133,9 +139,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _compare(arguments: argparse.Namespace) -> int:
-    from mindspeed_precision.flow import compare_runs
+    from mindspeed_precision.flow import compare_in_full
     from mindspeed_precision.report.console import show
     from mindspeed_precision.report.exit_status import exit_status
+    from mindspeed_precision.report.facts import report_facts
     from mindspeed_precision.report.files import write_files
     from mindspeed_precision.report.progress import progress_bar
     from mindspeed_precision.report.refine_file import nothing_to_refine, require_new
@@ -145,7 +152,7 @@ def _compare(arguments: argparse.Namespace) -> int:
     if refine is not None:
         require_new(refine)
     with progress_bar(wanted=not arguments.json) as progress:
-        diagnosis = compare_runs(
+        compared = compare_in_full(
             arguments.baseline,
             arguments.candidate,
             policy=arguments.policy,
@@ -155,7 +162,9 @@ def _compare(arguments: argparse.Namespace) -> int:
             progress=progress,
         )
     out = arguments.out or Path(arguments.candidate).absolute().parent / "compare"
-    files = write_files(diagnosis, out, refine=refine)
+    diagnosis = compared.diagnosis
+    facts = report_facts(diagnosis, compared.runs, compared.mappings)
+    files = write_files(diagnosis, out, refine=refine, facts=facts)
     if arguments.json:
         sys.stdout.write(verdict_text(diagnosis, config=files.get("refine", "")))
     else:
@@ -169,7 +178,7 @@ def _compare(arguments: argparse.Namespace) -> int:
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    from mindspeed_precision.dump.reader import load_run
+    from mindspeed_precision.loading import load_run
     from mindspeed_precision.report.show import select, show_json, show_text
 
     run = load_run(arguments.directory)
@@ -224,8 +233,11 @@ def _environment(arguments: argparse.Namespace) -> int:
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    from mindspeed_precision.testing.demo.command import run
+    from mindspeed_precision.testing.demo.command import listing, run
 
+    if arguments.list:
+        sys.stdout.write(listing())
+        return 0
     if not arguments.json:
         return run(arguments.case, out=arguments.out).status
     with redirect_stdout(sys.stderr):

@@ -1,9 +1,10 @@
-"""The commands that answer with an examination of runs: check, verify; no logic."""
+"""The commands that answer with an examination: check, verify, ckpt; no logic."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -34,6 +35,19 @@ def add_examinations(commands: Any) -> None:
     verify.add_argument("--json", action="store_true", help="print JSON, with every parameter")
     verify.set_defaults(run=_verify)
 
+    ckpt = commands.add_parser(
+        "ckpt",
+        help="two checkpoints, or a run and a checkpoint, parameter by parameter, of any format and layout",
+    )
+    form = "torch, Megatron (torch, torch_dist), safetensors, Hugging Face, MindSpore, or a run directory"
+    ckpt.add_argument("baseline", metavar="A", help=f"checkpoint to agree with: {form}")
+    ckpt.add_argument("candidate", metavar="B", help="checkpoint to examine: the same")
+    about = "names that the shipped table does not know; may be repeated (docs/ckpt.md)"
+    ckpt.add_argument("--mapping", action="append", default=[], metavar="FILE", help=about)
+    ckpt.add_argument("--all", action="store_true", help="show every parameter, not only those that differ")
+    ckpt.add_argument("--json", action="store_true", help="print JSON, with every parameter")
+    ckpt.set_defaults(run=_ckpt)
+
 
 def _check(arguments: argparse.Namespace) -> int:
     from mindspeed_precision.verify.check import check_run
@@ -56,12 +70,21 @@ def _verify(arguments: argparse.Namespace) -> int:
     return answer(found, json=arguments.json)
 
 
-def answer(examination: Examination, *, json: bool, **more: Any) -> int:
-    """Print what a command found, ``more`` only as JSON; return its exit status."""
+def _ckpt(arguments: argparse.Namespace) -> int:
+    from mindspeed_precision.ckpt.examine import compare_checkpoints
+
+    found = compare_checkpoints(
+        arguments.baseline, arguments.candidate, mapping=arguments.mapping, every=arguments.all
+    )
+    return answer(found.examination, json=arguments.json, more={"parameters": list(found.parameters)})
+
+
+def answer(examination: Examination, *, json: bool, more: Mapping[str, Any] | None = None) -> int:
+    """Print what a command found, in JSON with what more it has; return its exit status."""
     from mindspeed_precision.report.examination import examination_status, examination_text, show_examination
 
     if json:
-        sys.stdout.write(examination_text(examination, **more))
+        sys.stdout.write(examination_text(examination, more))
     else:
         show_examination(examination)
     status, reason = examination_status(examination)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -376,6 +377,8 @@ def _find(file: str | Path) -> Path:
 def _load_yaml(path: Path) -> DictConfig:
     try:
         loaded = OmegaConf.load(path)
+        if path.suffix == ".json":
+            loaded = _of_msprobe(loaded, path)
     except OmegaConfBaseException:
         raise
     except Exception as error:
@@ -386,6 +389,18 @@ def _load_yaml(path: Path) -> DictConfig:
             "not a mapping", where=str(path), found=type(loaded).__name__, expected="key: value lines"
         )
     return loaded
+
+
+def _of_msprobe(loaded: Any, path: Path) -> Any:
+    """Return the settings that a configuration of msprobe stands for; what is none stays as it is."""
+    from mindspeed_precision.msprobe.config import load_config, looks_like_config
+
+    if not looks_like_config(loaded):
+        return loaded
+    found = load_config(path)
+    head = f"mindspeed-precision: {path} is a configuration of msprobe"
+    sys.stderr.write("".join(f"{line}\n" for line in (head, *(f"  {line}" for line in found.lines()))))
+    return OmegaConf.create(found.settings)
 
 
 def _level(text: str, *, where: str) -> Level:

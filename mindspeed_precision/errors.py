@@ -60,3 +60,7 @@ class ReplayError(PrecisionError):
 
 class ExternalCommandError(PrecisionError):
     """A process that this package started (a training run, a replay) failed."""
+
+
+class CheckpointError(PrecisionError):
+    """A checkpoint cannot be read, or is not what its format says."""

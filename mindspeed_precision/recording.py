@@ -15,6 +15,7 @@ from mindspeed_precision.backends.detect import capture_backend
 from mindspeed_precision.capture.activations import ActivationPlacer
 from mindspeed_precision.capture.batch import observe_random_states, observe_step_losses
 from mindspeed_precision.capture.between_steps import BetweenSteps
+from mindspeed_precision.capture.buffers import observe_buffers
 from mindspeed_precision.capture.configuration import (
     effective_configuration,
     environment,
@@ -164,6 +165,7 @@ class Recording:
         began = time.perf_counter()
         recorder.begin_step(INIT_STEP)
         observe_parameters(self.context, Phase.INIT)
+        observe_buffers(self.context, Phase.INIT)
         recorder.end_step()
         taken = time.perf_counter() - began
         backend, names = self.context.backend, self.context.names
@@ -202,6 +204,7 @@ class Recording:
         began = time.perf_counter()
         clock, step = self.context.clock, self.context.recorder.step
         self._first_step = step if self._first_step is None else self._first_step
+        observe_buffers(self.context, Phase.OPTIMIZER)
         clock.end_step()
         microbatches = clock.microbatches
         findings = self._shortfalls.lost(self.context.recorder.end_step())

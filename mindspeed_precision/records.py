@@ -40,6 +40,10 @@ FUSED_DIFFERENCE = "difference of main_grad after and before a fused GEMM"
 """Note of a dW that never was a tensor of its own."""
 
 
+PERSISTENT = "persistent"
+"""Slot of the records of a buffer that a checkpoint holds."""
+
+
 SCHEDULE = "schedule"
 """Name of the records of the count of Megatron's schedule."""
 
@@ -81,6 +85,8 @@ class Role(str, Enum):
     BATCH = "batch"
     HYPERPARAMETER = "hyperparameter"
     """A number that the optimizer really used for one parameter; ``slot`` names it (lr, eps, …)."""
+    BUFFER = "buffer"
+    """What a module keeps beside its parameters; ``slot`` says whether a checkpoint holds it."""
     RNG = "rng"
     """State of a random generator; ``slot`` names the generator."""
     RESIDUAL = "residual"
@@ -178,6 +184,7 @@ class Statistics:
         infs: number of infinities (either sign).
         exponents: histogram of the 8-bit exponent of the element as float32 (bin 0: zero and subnormal,
             bin 255: Inf and NaN); only bins that are not empty, ``{bin: count}``.
+        counted: False where another tool gave the moments: zeros and exponents were not counted, and are 0.
     """
 
     minimum: float
@@ -188,6 +195,35 @@ class Statistics:
     nans: int
     infs: int
     exponents: Mapping[int, int] = field(default_factory=dict)
+    counted: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """What another tool (msprobe) wrote about a tensor's elements, which says less than a ``Digest``.
+
+    Attributes:
+        maximum: largest element, exactly; NaN where one is NaN, infinite where one is; None: not written.
+        minimum: smallest element, likewise.
+        mean: mean, in the precision of ``roundoff``; None: not written.
+        l2_norm: Euclidean norm, likewise.
+        roundoff: bound on the relative error of mean and norm, by the type that they were summed and kept in.
+        checksum: of the elements; empty for none.
+        algorithm: how it was computed: equal checksums of one algorithm mean equal elements.
+    """
+
+    maximum: float | None = None
+    minimum: float | None = None
+    mean: float | None = None
+    l2_norm: float | None = None
+    roundoff: float = 0.0
+    checksum: str = ""
+    algorithm: str = ""
+
+    @property
+    def nonfinite(self) -> bool:
+        """Whether an element is NaN or infinite: then mean and norm say nothing."""
+        return any(value is not None and not math.isfinite(value) for value in (self.maximum, self.minimum))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -337,6 +373,7 @@ class TensorRecord:
             itself, which for what is not split is the same.
         place: of what is no parameter: where it sits in the canonical tensor, whose numbers its elements then
             have, or why that is not known. None: nothing was said when it was recorded.
+        summary: what another tool wrote, where the record is of a dump of another tool; else None.
     """
 
     seq: int
@@ -349,6 +386,7 @@ class TensorRecord:
     note: str = ""
     part: tuple[int, int] | None = None
     place: Place | None = None
+    summary: Summary | None = None
 
     @property
     def numel(self) -> int:

@@ -24,6 +24,11 @@ def different_frameworks(baseline: Run, candidate: Run) -> bool:
     return bool(baseline.framework and candidate.framework) and baseline.framework != candidate.framework
 
 
+def other_tool(*runs: Run) -> str:
+    """Return the name of a tool that recorded one of the runs where it is not this one; empty for none."""
+    return next((str(run.manifest["recorded_by"]) for run in runs if run.manifest.get("recorded_by")), "")
+
+
 def comparable(baseline: Run, candidate: Run, section: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """Return a section of both manifests; of two frameworks only what both have and read in the same way."""
     one, two = (_section(run, section) for run in (baseline, candidate))

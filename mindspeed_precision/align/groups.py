@@ -93,8 +93,8 @@ class Groups:
         lane = self._lanes.shared(rank.coordinates)
         self.held[lane] |= {placed.copy_of or name if placed else name for name, placed in placements.items()}
         for record in last.values():
-            if record.key.role is Role.RESIDUAL:
-                continue  # what rounding left, for `check`: it is of one run alone
+            if record.key.role in (Role.RESIDUAL, Role.BUFFER):
+                continue  # for `check`: of one run alone, or of a place that is not known
             name = parameter_of(record.key, placements)
             if name is not None:
                 self._add_parameter(number, rank.coordinates, record, placements[name], name)

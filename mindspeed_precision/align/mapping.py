@@ -196,13 +196,18 @@ def _freeze(where: str, plain: dict[str, Any]) -> Mapping:
     return Mapping(
         where=where,
         side=plain["side"],
-        names=tuple(_rename(f"{where}: names[{n}]", entry) for n, entry in enumerate(plain["names"])),
+        names=tuple(read_rename(f"{where}: names[{n}]", entry) for n, entry in enumerate(plain["names"])),
         drop=drops,
         outputs_without_bias=tuple(BiasConvention(**entry) for entry in plain["outputs_without_bias"]),
     )
 
 
-def _rename(where: str, entry: dict[str, str]) -> Rename:
+def read_rename(where: str, entry: dict[str, str]) -> Rename:
+    """Return a rename of ``{from, to}``, its pattern compiled.
+
+    Raises:
+        ConfigError: it has other keys, or the new name uses what the pattern does not capture.
+    """
     if set(entry) != {"from", "to"} or not entry["from"] or not entry["to"]:
         raise ConfigError(
             "not a rename", where=where, found=", ".join(sorted(entry)) or "nothing", expected="from and to"

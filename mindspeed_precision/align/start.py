@@ -56,10 +56,10 @@ def common_start(
 
 
 def initial(rank: RankRecords, start: int | None) -> Iterator[TensorRecord]:
-    """Yield the records of the parameters before the first compared step, with the keys of initial ones."""
+    """Yield parameters and buffers as before the first compared step, with the keys of initial ones."""
     for record in rank.records:
         key = record.key
-        if start is not None and key.step == start and key.role is Role.PARAM:
+        if start is not None and key.step == start and key.role in (Role.PARAM, Role.BUFFER):
             yield replace(record, key=replace(key, step=INIT_STEP, phase=Phase.INIT))
 
 

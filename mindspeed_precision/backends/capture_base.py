@@ -188,6 +188,10 @@ class CaptureBackend(Backend, Protocol):
         """Yield ``(local name, parameter)`` of the module itself, not of its children."""
         ...
 
+    def own_buffers(self, module: Any) -> Iterable[tuple[str, Any, bool]]:
+        """Yield ``(local name, buffer, whether a checkpoint holds it)`` of the module itself."""
+        ...
+
     def is_training(self, module: Any) -> bool:
         """Tell whether the module is in train mode."""
         ...

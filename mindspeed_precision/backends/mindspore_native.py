@@ -71,6 +71,12 @@ class MindSporeCapture(MindSporeTape):
         """Yield the cell's own parameters."""
         return [(name, value) for name, value in module._params.items() if value is not None]
 
+    def own_buffers(self, module: nn.Cell) -> Iterable[tuple[str, Any, bool]]:
+        """Yield what was registered with ``register_buffer``, where this version of cells has it."""
+        passing = getattr(module, "_non_persistent_buffers_set", ())
+        held = (getattr(module, "_buffers", None) or {}).items()
+        return [(name, value, name not in passing) for name, value in held if value is not None]
+
     def is_training(self, module: nn.Cell) -> bool:
         """Return True: a cell is in train mode only where ``set_train`` was called, which few loops need.
 

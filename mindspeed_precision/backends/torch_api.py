@@ -41,6 +41,12 @@ class TorchApi(Backend):
         """Yield the module's own parameters."""
         return [(name, value) for name, value in module._parameters.items() if value is not None]
 
+    def own_buffers(self, module: Any) -> Iterable[tuple[str, Any, bool]]:
+        """Yield the module's own registered buffers."""
+        passing = getattr(module, "_non_persistent_buffers_set", ())
+        held = module._buffers.items()
+        return [(name, value, name not in passing) for name, value in held if value is not None]
+
     def is_training(self, module: Any) -> bool:
         """Tell whether ``module.train()`` was the last word."""
         return bool(module.training)

@@ -67,7 +67,7 @@ def _scalars(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _modules(backend: CaptureBackend, names: Names) -> list[dict[str, Any]]:
-    """Return switches and numbers that modules keep as attributes; those that are alike over layers once."""
+    """Return what each module is, and switches and numbers that it keeps; what is alike over layers once."""
     found: dict[str, dict[str, Any]] = {}
     for fqn, module in names.modules:
         values: dict[str, Any] = {}
@@ -78,8 +78,6 @@ def _modules(backend: CaptureBackend, names: Names) -> list[dict[str, Any]]:
                 values[name] = plain(value)
             elif backend.is_tensor(value):  # a table of its own: frequencies of a rotary embedding
                 values[name] = backend.dtype(value)
-        if not values:
-            continue
         line = {
             "fqn": _NUMBER.sub("*", fqn),
             "class": f"{type(module).__module__}.{type(module).__qualname__}",

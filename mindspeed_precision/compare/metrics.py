@@ -95,7 +95,8 @@ def _statistics_metrics(baseline: Statistics, candidate: Statistics) -> Metrics:
     moved = max(abs(candidate.minimum - baseline.minimum), abs(candidate.maximum - baseline.maximum))
     if math.isfinite(moved):
         metrics["extreme_change"] = _relative(moved, max(abs(baseline.minimum), abs(baseline.maximum)))
-    for name in ("nans", "infs", "zeros"):
+    counts = ("nans", "infs", "zeros") if baseline.counted and candidate.counted else ("nans", "infs")
+    for name in counts:
         one, two = getattr(baseline, name), getattr(candidate, name)
         if one != two:
             metrics |= {f"{name}_baseline": one, f"{name}_candidate": two}

@@ -53,7 +53,8 @@ class Movement:
 
     Attributes:
         moved: number of updates that changed a parameter.
-        unmoved: updates at lr > 0, with a gradient that is not zero, that changed nothing.
+        unmoved: updates at lr > 0, with a gradient that is not zero, that changed nothing. Of a parameter that held
+            NaN nothing is counted.
     """
 
     moved: int
@@ -84,6 +85,8 @@ def movement_of(
     for number in ranks:
         known = {step: None if one is None else one.ranks[number] for step, one in (loaded or {}).items()}
         for update in _updates(run.ranks[number], frozenset(steps), known):
+            if update.of_nan:  # stays NaN whatever the optimizer does: `nonfinite.first` is about that
+                continue
             if update.before.digest.fingerprint != update.after.digest.fingerprint:
                 moved += 1
             elif update.lr > 0 and not update.zero_gradient:
@@ -111,6 +114,12 @@ class _Update:
     @property
     def lr(self) -> float:
         return self.numbers["lr"]
+
+    @property
+    def of_nan(self) -> bool:
+        """Whether the parameter held NaN before the step."""
+        statistics = self.before.digest.statistics
+        return statistics is not None and statistics.nans > 0
 
     @property
     def zero_gradient(self) -> bool:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,16 @@ class Limit:
     def holds(self, value: float) -> bool:
         """Tell whether ``value`` is within the bound; NaN never is."""
         return self.minimum <= value <= self.maximum
+
+    def share(self, value: float) -> float:
+        """Return how much of what is allowed ``value`` takes; 1 is the bound, NaN is beyond any."""
+        least = self.maximum == math.inf
+        used, room = (1 - value, 1 - self.minimum) if least else (value, self.maximum)
+        if math.isnan(used):
+            return math.inf
+        if used <= 0:
+            return 0.0
+        return used / room if room > 0 else math.inf
 
     def describe(self) -> str:
         """Return the bound as a person would write it."""
@@ -215,6 +226,13 @@ def load_policy(name: str) -> Policy:
         raise ConfigError(
             "no such policy", where="policy", found=name, expected=f"one of {', '.join(policy_names())}"
         )
+    status = path.stat()
+    return _read_policy(path, (status.st_mtime_ns, status.st_size))
+
+
+@cache
+def _read_policy(path: Path, state: tuple[int, int]) -> Policy:
+    """Read a file of that modification time and size: a tenth of a second, so once per process."""
     return _freeze(path, read_document(path, _Schema, kind="policy", remedy="see configs/policies"))
 
 

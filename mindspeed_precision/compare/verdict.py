@@ -13,12 +13,16 @@ from mindspeed_precision.compare.context import Context
 from mindspeed_precision.compare.estimates import BOUNDED, sketch_limit, sketch_metrics
 from mindspeed_precision.compare.metrics import Metrics, element_metrics, kind_mismatch, record_metrics
 from mindspeed_precision.compare.policy import Limit, Policy, RecordRule
+from mindspeed_precision.compare.summaries import norm_slack, summarised, told_by_summaries
 from mindspeed_precision.dump.reader import Run
 from mindspeed_precision.record.elements import to_bits, to_numbers
 from mindspeed_precision.records import Comparison, Pair, Side, Verdict
 
 BITS_DIFFER = "bits differ"
 """Reason of every divergence under a policy that tolerates nothing."""
+
+TOLERANCES = "tolerances"
+"""Metric: how much of what is tolerated was used, by the bound of which most was; beyond 1 it diverges."""
 
 CANCELS = "cancels to noise"
 """Said of a gradient that is zero in mathematics: no digit of what is left can agree."""
@@ -62,6 +66,12 @@ def compare_pair(
         return Comparison(
             pair=pair, verdict=Verdict.IDENTICAL, metrics=metrics | {"bitwise": True}, reason=reason
         )
+    if elements is None and summarised(pair):
+        rule = policy.rule_for(pair.key, pair.candidate.dtype, context.model if context is not None else "")
+        told = told_by_summaries(pair, baseline, candidate, exact=rule is None)
+        if told is not None:
+            metrics["bitwise"] = told[0] is Verdict.IDENTICAL
+            return Comparison(pair=pair, verdict=told[0], metrics=metrics, reason=told[1])
     return _judge(pair, policy, metrics, elements, context)
 
 
@@ -204,6 +214,8 @@ def limits_for(
 
 def _bound(limit: Limit, pair: Pair, context: Context | None) -> Limit:
     """Return a bound of the policy for one pair, or the calibrated one that takes its place."""
+    if limit.metric == "norm_change":
+        limit = replace(limit, maximum=limit.maximum + norm_slack(pair))
     if context is None:
         return limit.at(reach=0.0, unit=0.0)
     unit = context.depth.unit(pair.key, pair.candidate.dtype)
@@ -219,6 +231,7 @@ def _verdict(
         needed = ", ".join(limit.metric for limit in limits if limit.metric not in metrics)
         return Verdict.MISSING, f"policy {policy.name} needs {needed}, which the records do not support"
     used = known if rule.every else known[:1]
+    metrics[TOLERANCES] = max(limit.share(metrics[limit.metric]) for limit in used)
     broken = next((limit for limit in used if not limit.holds(metrics[limit.metric])), None)
     if broken is None:
         return Verdict.WITHIN_TOLERANCE, "bits differ, within " + _described(known)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mindspeed_precision.align.compatible import other_tool
 from mindspeed_precision.diagnose.facts import Facts
 from mindspeed_precision.dump.reader import RankRecords
 from mindspeed_precision.records import FUSED_DIFFERENCE, Coverage, Phase, Role, Side, TensorRecord
@@ -26,7 +27,7 @@ def gaps(facts: Facts) -> list[Gap]:
     for side, run in ((Side.BASELINE, facts.baseline), (Side.CANDIDATE, facts.candidate)):
         for number in facts.alignment.ranks:
             rank = run.ranks[number]
-            seen = _seen(rank)
+            seen = _seen(rank) | (_accumulated(rank) if other_tool(run) else set())
             for parameter in rank.parameters:
                 if not parameter.trainable or parameter.tied_to or not rank.holds(parameter.fqn):
                     continue
@@ -42,6 +43,16 @@ def _seen(rank: RankRecords) -> set[tuple[str, int, int]]:
         (_parameter(record), record.key.step, record.key.microbatch)
         for record in rank.records
         if record.key.phase is Phase.WGRAD and record.key.role in (Role.WGRAD, Role.BGRAD)
+    }
+
+
+def _accumulated(rank: RankRecords) -> set[tuple[str, int, int]]:
+    """Return where dW was seen as what it was added to: a dump of msprobe has it no sooner."""
+    keys = (record.key for record in rank.records)
+    return {
+        (key.fqn, key.step, key.microbatch)
+        for key in keys
+        if key.phase is Phase.ACCUMULATE and key.slot == "after"
     }
 
 

@@ -154,7 +154,12 @@ _GRADIENT_TIERS = (
 )
 _REDUCED_TIERS = (
     (Source(Phase.REDUCE, (Role.REDUCED_GRAD,), Names.SAME, When.STEP, Where.ALL),),
-    *_GRADIENT_TIERS,
+    (
+        *_GRADIENT_TIERS[0],
+        # of a dump that shows no clipping (msprobe): the norm of all gradients may have scaled each
+        Source(Phase.ACCUMULATE, (Role.MAIN_GRAD,), Names.ANY, When.STEP, Where.ALL, "after"),
+    ),
+    *_GRADIENT_TIERS[1:],
 )
 _CLIPPED_TIERS = (
     (Source(Phase.CLIP, (Role.MAIN_GRAD,), Names.SAME, When.STEP, Where.ALL),),
@@ -327,6 +332,14 @@ RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(Phase.CLIP, (Role.MAIN_GRAD,), always=(_GRAD_NORM,), tiers=_REDUCED_TIERS),
+    Rule(
+        Phase.OPTIMIZER,
+        (Role.BUFFER,),
+        always=(
+            _own_state(Role.BUFFER),
+            Source(Phase.FPROP, _TENSORS, Names.ANY, When.STEP, Where.ALL),
+        ),
+    ),
     *(
         # Megatron's groups hold the factor and the product: the product is what the optimizer uses
         Rule(

@@ -261,7 +261,9 @@ def _measured_scale(
 def _scale_from_statistics(comparison: Comparison, epsilon: float) -> Scale | None:
     pair = pair_of(comparison)
     one, two = pair.baseline.digest.statistics, pair.candidate.digest.statistics
-    if one is None or two is None or not one.l2_norm or one.zeros != two.zeros or pair.baseline.numel < 2:
+    if one is None or two is None or not one.l2_norm or pair.baseline.numel < 2:
+        return None
+    if one.counted and two.counted and one.zeros != two.zeros:
         return None
     factor = two.l2_norm / one.l2_norm
     slack = 4 * epsilon + 1e-6

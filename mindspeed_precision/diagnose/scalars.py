@@ -17,7 +17,7 @@ def step_scalars(facts: Facts) -> tuple[StepScalars, ...]:
     there is none, the mean over the first rank's microbatches.
     """
     ranks, steps = facts.alignment.ranks, facts.alignment.steps
-    one, two = (_scalars(run, ranks) for run in (facts.baseline, facts.candidate))
+    one, two = (scalars_of(run, ranks) for run in (facts.baseline, facts.candidate))
     tolerated = _tolerated(facts)
     return tuple(
         StepScalars(
@@ -43,7 +43,8 @@ def _tolerated(facts: Facts) -> dict[tuple[int, str], bool]:
     return agree
 
 
-def _scalars(run: Run, ranks: Sequence[int]) -> tuple[dict[int, float], dict[int, float]]:
+def scalars_of(run: Run, ranks: Sequence[int]) -> tuple[dict[int, float], dict[int, float]]:
+    """Return by step the loss and the grad norm that a run recorded on some ranks."""
     losses: dict[int, float] = {}
     norms: dict[int, float] = {}
     parts: dict[int, list[float]] = {}

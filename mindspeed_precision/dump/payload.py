@@ -157,6 +157,11 @@ class PayloadFile:
         """The keys of its tensors."""
         return frozenset(self._entries)
 
+    @property
+    def places(self) -> Mapping[str, tuple[str, tuple[int, ...], int]]:
+        """Of each tensor its safetensors type, its shape, and at which byte of the file it begins."""
+        return {name: (one.tag, one.shape, self._base + one.start) for name, one in self._entries.items()}
+
     def read(self, name: str, *, dtype: str, shape: tuple[int, ...]) -> HostTensor:
         """Return a tensor.
 

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +178,13 @@ def load_file(file: Path) -> tuple[PatchDeclaration, ...]:
     Raises:
         ConfigError: with the file and the key in ``where``.
     """
+    status = file.stat() if file.is_file() else None
+    return _read_file(file, (status.st_mtime_ns, status.st_size) if status else None)
+
+
+@cache
+def _read_file(file: Path, state: tuple[int, int] | None) -> tuple[PatchDeclaration, ...]:
+    """Read a file of that modification time and size: half a second for what ships, so once per process."""
     plain = _fit(file, "", _File, _load_yaml(file))
     if plain["schema"] != SCHEMA:
         raise ConfigError(
@@ -230,7 +238,7 @@ def _fit(file: Path, prefix: str, schema: type, loaded: object) -> dict[str, Any
             where = _place(file, f"{prefix}{entry.name}")
             raise ConfigError("not a list", where=where, found=repr(value), remedy="see patches/README.md")
     try:
-        merged = OmegaConf.merge(OmegaConf.structured(schema), loaded)
+        merged = OmegaConf.merge(_structured(schema), loaded)
         plain = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         key = f"{prefix}{getattr(error, 'full_key', None) or ''}"
@@ -238,6 +246,14 @@ def _fit(file: Path, prefix: str, schema: type, loaded: object) -> dict[str, Any
         raise ConfigError(message, where=_place(file, key), remedy="see patches/README.md") from error
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
+
+
+@cache
+def _structured(schema: type) -> DictConfig:
+    """Return the schema as OmegaConf has it; a merge copies it."""
+    structured = OmegaConf.structured(schema)
+    assert isinstance(structured, DictConfig)
+    return structured
 
 
 def _place(file: Path, key: str) -> str:

@@ -12,6 +12,8 @@ from typing import TextIO
 
 from mindspeed_precision.records import Diagnosis, Finding, Severity, Verdict
 from mindspeed_precision.report import phrases
+from mindspeed_precision.report.answer import answer_of, certainty
+from mindspeed_precision.report.html import MISSING_JINJA
 from mindspeed_precision.report.loss_table import loss_table, same
 from mindspeed_precision.report.refine_file import next_lines
 
@@ -52,21 +54,17 @@ def blocks(diagnosis: Diagnosis, files: Mapping[str, str], *, asked: bool = Fals
         files: what was written, name to path.
         asked: show how a second pass is made, though it may tell nothing new.
     """
-    head = " ".join(filter(None, (phrases.verdict_sentence(diagnosis), phrases.scalars_sentence(diagnosis))))
-    shown = [Block(label="", lines=(head,), style=_STYLES[diagnosis.status])]
-    cause = _cause(diagnosis)
-    first = diagnosis.first_divergence
+    answer = answer_of(diagnosis)
+    shown = [Block(label="", lines=(answer.headline,), style=_STYLES[diagnosis.status])]
+    cause, first = answer.cause, answer.first
     if first is not None:
         name = f"{phrases.record_name(first.key)}   {phrases.ranks_text(first.held_by or first.ranks)}"
         shown.append(Block(label="first", lines=(name, phrases.difference(first)), style="bold"))
         shown.append(Block(label="inputs", lines=(first.inputs,)))
     if cause is not None:
         shown += _cause_blocks(cause, "cause", first.inputs if first else "")
-    shown.append(
-        Block(label="also", lines=(phrases.others(diagnosis, cause), *phrases.origin_lines(diagnosis, cause)))
-    )
-    rest = [finding for finding in diagnosis.findings if finding is not cause]
-    shown += [block for finding in rest for block in finding_blocks(finding)]
+    shown.append(Block(label="also", lines=(answer.others, *phrases.origin_lines(diagnosis, cause))))
+    shown += [block for finding in answer.rest for block in finding_blocks(finding)]
     table = () if same(diagnosis.scalars) else tuple(loss_table(diagnosis.scalars))
     shown.append(Block(label="log", lines=table, table=True))
     shown.append(Block(label="coverage", lines=(phrases.coverage_text(diagnosis),)))
@@ -74,21 +72,12 @@ def blocks(diagnosis: Diagnosis, files: Mapping[str, str], *, asked: bool = Fals
     shown.append(Block(label="huawei", lines=(phrases.acceptance_text(diagnosis),)))
     shown.append(Block(label="notes", lines=diagnosis.notes))
     shown += _next_blocks(diagnosis, files.get("refine", ""), asked=asked)
-    shown.append(Block(label="report", lines=tuple(files.values())))
+    shown += _file_blocks(files)
     return [block for block in shown if any(block.lines)]
 
 
-def _cause(diagnosis: Diagnosis) -> Finding | None:
-    """Return the best finding that accounts for the first divergence."""
-    first = diagnosis.first_divergence
-    if first is None:
-        return None
-    return next((finding for finding in diagnosis.findings if first.key in finding.explains), None)
-
-
 def _cause_blocks(finding: Finding, label: str, already_said: str) -> list[Block]:
-    certainty = "proved by replay" if finding.proved_by_replay else _certainty(finding)
-    lines = [f"{finding.title} ({certainty})  [{finding.id}]"]
+    lines = [f"{finding.title} ({certainty(finding)})  [{finding.id}]"]
     lines += [f"  {line}" for line in finding.evidence if line != already_said]
     replayed = finding.replay
     shown = [Block(label=label, lines=tuple(lines), style="bold")]
@@ -116,6 +105,13 @@ def finding_blocks(finding: Finding) -> list[Block]:
     return [Block(label=finding.severity.value, lines=tuple(lines))]
 
 
+def _file_blocks(files: Mapping[str, str]) -> list[Block]:
+    """Name what was written, the report last; say so where it was not."""
+    others = tuple(path for name, path in files.items() if name != "report")
+    report = files.get("report", MISSING_JINJA if "markdown" in files else "")
+    return [Block(label="files", lines=others), Block(label="report", lines=(report,), style="bold")]
+
+
 def _next_blocks(diagnosis: Diagnosis, config: str, *, asked: bool) -> list[Block]:
     """Say how a second pass is made; commands are not wrapped, so that they can be copied."""
     refinement = diagnosis.refinement
@@ -126,14 +122,6 @@ def _next_blocks(diagnosis: Diagnosis, config: str, *, asked: bool) -> list[Bloc
         Block(label="next", lines=(sentence,), style="bold"),
         Block(label="", lines=tuple(commands), table=True),
     ]
-
-
-def _certainty(finding: Finding) -> str:
-    if finding.confidence >= 0.9:
-        return "near certain"
-    if finding.confidence >= 0.7:
-        return "likely"
-    return "possible" if finding.confidence > 0 else "unknown"
 
 
 def render(

@@ -1,4 +1,4 @@
-"""What a comparison writes: the settings of a second pass, ``verdict.json``, the table of comparisons."""
+"""What a comparison writes: ``verdict.json``, the table of comparisons, the settings of a second pass, reports."""
 
 from __future__ import annotations
 
@@ -9,12 +9,19 @@ from typing import Any
 
 from mindspeed_precision.errors import DumpError
 from mindspeed_precision.records import Comparison, Diagnosis, Pair, TensorRecord
+from mindspeed_precision.report import html
+from mindspeed_precision.report.facts import ReportFacts, report_facts
+from mindspeed_precision.report.markdown import report_markdown
 from mindspeed_precision.report.refine_file import NAME, write_refine_file
 from mindspeed_precision.report.verdict_json import verdict_text
 
 
 def write_files(
-    diagnosis: Diagnosis, directory: str | Path, *, refine: str | Path | None = None
+    diagnosis: Diagnosis,
+    directory: str | Path,
+    *,
+    refine: str | Path | None = None,
+    facts: ReportFacts | None = None,
 ) -> dict[str, str]:
     """Write everything about a diagnosis into ``directory``, replacing what an earlier comparison wrote.
 
@@ -23,9 +30,11 @@ def write_files(
         directory: made where it is not there.
         refine: where to write the settings of a second pass, a new file; None: ``refine.yaml`` in
             ``directory``.
+        facts: what the reports say beside the diagnosis; None: they are made from the diagnosis alone, and
+            say so.
 
     Returns:
-        What was written, in words, to its path.
+        What was written, in words, to its path; the report last. Without jinja2 there is no ``report``.
 
     Raises:
         DumpError: the directory cannot be written, or ``refine`` exists.
@@ -41,6 +50,7 @@ def write_files(
             )
         text = verdict_text(diagnosis, config=written.get("refine", ""))
         written["verdict"] = str(_write(out / "verdict.json", text))
+        written |= _write_reports(facts or report_facts(diagnosis), out, written.get("refine", ""))
     except OSError as error:
         raise DumpError(f"cannot write the report: {error.strerror}", where=str(out)) from error
     return written
@@ -53,8 +63,21 @@ def _write_refinement(diagnosis: Diagnosis, path: Path, *, new: bool) -> str:
     return str(path)
 
 
+def _write_reports(facts: ReportFacts, out: Path, config: str) -> dict[str, str]:
+    """Write ``report.md``, and ``report.html`` where jinja2 is installed; an older page does not survive."""
+    written = {"markdown": str(_write(out / "report.md", report_markdown(facts)))}
+    page = out / "report.html"
+    page.unlink(missing_ok=True)
+    if html.available():
+        written["report"] = str(_write(page, html.report_html(facts, config=config)))
+    return written
+
+
 def _write(path: Path, text: str) -> Path:
-    path.write_text(text, encoding="utf-8")
+    """Write a file beside its place and move it there: what is half written is never found."""
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(text, encoding="utf-8", errors="backslashreplace")
+    part.replace(path)
     return path
 
 
@@ -70,7 +93,7 @@ def _write_table(diagnosis: Diagnosis, out: Path) -> Path:
         pd.DataFrame(rows).to_parquet(parquet)
         return parquet
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    with plain.open("w", encoding="utf-8", newline="") as file:
+    with plain.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
         writer = csv.DictWriter(file, columns, lineterminator="\n")
         writer.writeheader()
         writer.writerows(

@@ -60,10 +60,11 @@ def verdict_sentence(diagnosis: Diagnosis) -> str:
         return "NOT CERTIFIED: nothing that was compared differs, but it does not prove that the runs agree."
     if first is None:
         return "DIVERGED: every record is within tolerance, but the loss over the steps is not."
-    return f"DIVERGED {_moment(first.key)}."
+    return f"DIVERGED {moment(first.key)}."
 
 
-def _moment(key: RecordKey) -> str:
+def moment(key: RecordKey) -> str:
+    """Say when a record was seen."""
     if key.step == INIT_STEP:
         return f"before the first step, {_PHASES[key.phase]}"
     if key.role is Role.RNG:

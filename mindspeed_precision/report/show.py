@@ -64,7 +64,9 @@ def _about(run: Run) -> str:
         f"{framework.get('name')} {framework.get('version')}"
         if isinstance(framework, dict)
         else "unknown framework"
-    )
+    ).strip()
+    tool = run.manifest.get("recorded_by")
+    name += f", dumped by {tool}" if tool else ""
     steps = sorted({step for rank in run.ranks.values() for step in rank.steps if step != INIT_STEP})
     about = f"{run.path}: {name}, {len(run.ranks)} ranks, {len(steps)} steps"
     return "\n".join([about, *(f"  note: {note}" for note in run.notes)])
@@ -91,7 +93,7 @@ def _cells(rank: int, record: TensorRecord) -> tuple[str, ...]:
         record.dtype,
         layout,
         norm,
-        f"{record.digest.fingerprint:016x}",
+        f"{record.digest.fingerprint:016x}" if record.digest.exact else "-",
     )
 
 
@@ -116,7 +118,7 @@ def _plain(rank: int, record: TensorRecord) -> dict[str, Any]:
         "shape": list(record.shape),
         "dtype": record.dtype,
         "stride": None if record.layout is None else list(record.layout.stride),
-        "fingerprint": f"{record.digest.fingerprint:016x}",
+        "fingerprint": f"{record.digest.fingerprint:016x}" if record.digest.exact else None,
         "l2_norm": None if statistics is None else statistics.l2_norm,
         "payload": record.payload,
     }

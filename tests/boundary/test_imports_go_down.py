@@ -46,6 +46,7 @@ MAY_IMPORT = {
     "compare": {"dump", "align"},
     "diagnose": {"dump", "align", "compare", "backends"},  # backends: replay asks for one by name
     "verify": {"dump", "align", "compare"},
+    "ckpt": {"dump", "align", "compare", "verify"},
     "launches": {"arguments"},  # arguments: our own flags
     "shrink": {"launches", "preflight", "verify"},
     "live": {"record", "report"},  # report: the bar
@@ -59,7 +60,7 @@ MAY_IMPORT = {
 ANYTHING = {"testing"}  # plays whole runs, so it may touch every stage
 NO_FRAMEWORK = {
     *("record", "dump", "align", "compare", "diagnose", "verify", "report"),
-    *("launches", "preflight", "shrink", "certify", "live", "export", "evaluation", "samples"),
+    *("launches", "preflight", "shrink", "certify", "live", "export", "evaluation", "samples", "ckpt"),
 }
 
 

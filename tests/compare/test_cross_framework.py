@@ -5,11 +5,16 @@ The healthy candidate rounds every number of its own accord, as another framewor
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mindspeed_precision.dump.reader import load_run
 from mindspeed_precision.flow import compare_runs
 from mindspeed_precision.records import Level, Verdict
 from mindspeed_precision.report.console import render
@@ -41,11 +46,24 @@ ROLES = (
 OTHER_KERNELS = tuple(plant(phase=p, role=r, value=rounded(seed)) for seed, (p, r) in enumerate(ROLES))
 
 
+KEPT = TemporaryDirectory()
+
+
+def torch_run(directory, level, **changes):
+    return load_run(write_fake_run(directory, level=level, manifest=FRAMEWORKS["torch"], steps=3, **changes))
+
+
+@cache
+def ordinary_baseline(level):
+    return torch_run(Path(KEPT.name) / level.value, level)
+
+
 def pair(directory, *faults, level=Level.TENSOR, both=(), policy=None, kernels=OTHER_KERNELS, **changes):
     """Compare a run of torch with one of MindSpore, whose kernels round otherwise and that has the faults."""
-    one = write_fake_run(
-        directory / "one", level=level, plants=both, manifest=FRAMEWORKS["torch"], steps=3, **changes
-    )
+    if both or changes:
+        one = torch_run(directory / "one", level, plants=both, **changes)
+    else:
+        one = ordinary_baseline(level)
     two = write_fake_run(
         directory / "two",
         level=level,

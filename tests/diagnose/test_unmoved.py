@@ -91,6 +91,16 @@ def test_two_idle_optimizers_are_not_certified(tmp_path):
     assert exit_status(diagnosis)[0] == 1
 
 
+def test_what_is_nan_already_cannot_move_and_is_no_finding(tmp_path):
+    """The same update of the same run: an optimizer that writes nothing, of numbers and of NaN."""
+    found = {}
+    for name, number in (("numbers", 1.0), ("nan", np.nan)):
+        plants = [plant(role="param", fqn=WEIGHT, value=constant(number))]
+        run = load_run(write_fake_run(tmp_path / name, unwritten=EVERY, plants=plants))
+        found[name] = {one.key.fqn for one in movement_of(run, [0], range(2)).unmoved}
+    assert found["numbers"] - found["nan"] == {WEIGHT}
+
+
 @pytest.mark.parametrize(
     "shape",
     [

@@ -16,18 +16,25 @@ pytestmark = [pytest.mark.torch, pytest.mark.megatron]
 LAYER = "decoder.layers.1.mlp.linear_fc1"
 
 
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return tmp_path_factory.mktemp("baseline")
+
+
 @pytest.fixture
-def compare(cpu_megatron, tmp_path):
-    """Record a baseline and a planted candidate, and compare them."""
+def compare(cpu_megatron, tmp_path, directory):
+    """Record a planted candidate, and compare it with the baseline, which is recorded once for all."""
 
     def run(plant=None, *, baseline=None, **options):
         from mindspeed_precision import compare_runs
         from mindspeed_precision.testing.recorded import record_training
         from mindspeed_precision.testing.trainer import TrainerSettings
 
-        record_training(TrainerSettings(**(baseline or {})), tmp_path / "baseline")
+        ordinary = directory / "run" if not baseline else tmp_path / "baseline"
+        if not ordinary.exists():
+            record_training(TrainerSettings(**(baseline or {})), ordinary)
         record_training(TrainerSettings(**options), tmp_path / "candidate", plant=plant)
-        return compare_runs(tmp_path / "baseline", tmp_path / "candidate")
+        return compare_runs(ordinary, tmp_path / "candidate")
 
     return run
 

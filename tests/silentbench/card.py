@@ -29,7 +29,7 @@ def plain(score: Score) -> str:
         return f"{score.case}  could not be run: {score.failure}"
     trap = not every()[score.case].answers
     head = "trap" if trap else " ".join(_word(score, what) for what in ("detected", "place", "cause"))
-    lines = [f"{score.case}  {head}  {titles()[score.case]}"]
+    lines = [f"{score.case}  {head}  {titles()[score.case]}  ({score.trained:.1f} s + {score.asked:.1f} s)"]
     for name, mark in score.marks.items():
         if mark.said or mark.expected:
             lines.append(f"      {name:8}{_letters(mark):5}{mark.said}")
@@ -73,9 +73,12 @@ def markdown(scores: Sequence[Score]) -> str:
         "",
         f"- bugs of the list: {len(titles())}; cases: {len(every())}; in this card: {len(scores)}",
         *(f"- {name}: {number}" for name, number in counted.items()),
+        f"- seconds in trainings (bug and twin): {_spread([score.trained for score in scores])}; in the "
+        f"commands: {_spread([score.asked for score in scores])}",
         "",
-        "| id | bug | detected | exact place | cause first | verify | check | compare | false alarms |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| id | bug | detected | exact place | cause first | verify | check | compare | "
+        "false alarms | seconds |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for score in scores:
         marks = [_letters(score.marks[name]) if name in score.marks else "" for name in COMMANDS]
@@ -86,8 +89,15 @@ def markdown(scores: Sequence[Score]) -> str:
             else ["yes" if score.any_of(what) else "**no**" for what in ("detected", "place", "cause")]
         )
         alarms = str(len(score.false_alarms) or "")
-        lines.append(f"| {score.case} | {titles()[score.case]} | {' | '.join((*heads, *marks, alarms))} |")
+        seconds = f"{score.trained:.1f} + {score.asked:.1f}"
+        cells = (score.case, titles()[score.case], *heads, *marks, alarms, seconds)
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([*lines, *_missed(scores)]) + "\n"
+
+
+def _spread(seconds: Sequence[float]) -> str:
+    ordered = sorted(seconds)
+    return f"median {ordered[len(ordered) // 2]:.1f}, largest {ordered[-1]:.1f} of a case"
 
 
 def _missed(scores: Sequence[Score]) -> list[str]:

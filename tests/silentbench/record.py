@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -26,7 +27,7 @@ def record(runs: Path, training: Training) -> None:
     overrides = [*LEVEL, *training.record]
     if training.start is not None:
         overrides.append(f"init_from={runs / training.start.name}")
-    steps, ended = [], ""
+    steps, ended, begun = [], "", time.perf_counter()
     try:
         with PatchSession(training.patches, allow_external=True):
             steps = record_training(
@@ -40,7 +41,8 @@ def record(runs: Path, training: Training) -> None:
         if not training.raises or training.raises not in ended:
             raise
     if not training.raises or ended:
-        log = {"steps": [asdict(step) for step in steps], "ended": ended}
+        seconds = round(time.perf_counter() - begun, 3)
+        log = {"steps": [asdict(step) for step in steps], "ended": ended, "seconds": seconds}
         (runs / f"{training.name}.json").write_text(json.dumps(log), encoding="utf-8")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -121,11 +123,15 @@ class Score:
         case: its id.
         marks: by command.
         failure: why it could not be run.
+        trained: seconds that the trainings with the bug and of the twin took, recorded at level ``tensor``.
+        asked: seconds that the commands took; what other cases asked before is not asked again.
     """
 
     case: str
     marks: Mapping[str, Mark] = field(default_factory=dict)
     failure: str = ""
+    trained: float = 0.0
+    asked: float = 0.0
 
     def any_of(self, what: str) -> bool:
         """Tell whether a command that should say something is right about ``what``."""
@@ -139,7 +145,16 @@ class Score:
 
 def score(case: Case, runs: Path) -> Score:
     """Ask every command of the faulty run and of the healthy ones."""
-    return Score(case=case.id, marks={name: _mark(case, name, runs) for name in COMMANDS})
+    begun = time.perf_counter()
+    marks = {name: _mark(case, name, runs) for name in COMMANDS}
+    asked = time.perf_counter() - begun
+    trained = sum(_seconds(runs / f"{training.name}.json") for training in (case.faulty, case.twin))
+    return Score(case=case.id, marks=marks, trained=round(trained, 1), asked=round(asked, 1))
+
+
+def _seconds(log: Path) -> float:
+    """Return how long a training took, as it wrote it down."""
+    return float(json.loads(log.read_text(encoding="utf-8"))["seconds"])
 
 
 def _mark(case: Case, command: str, runs: Path) -> Mark:

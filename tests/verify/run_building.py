@@ -55,7 +55,8 @@ class RunBuilder:
     Args:
         coordinates: of the ranks.
         keep: keep the elements of every record.
-        parameters: names of parameters that every rank declares, of shape [4].
+        parameters: names of parameters that every rank declares, of shape [4]; or shapes by name.
+        modules: of every rank's ``effective.json``.
         dtype: of those.
         microbatches: of every step.
         config: effective configuration in the manifest.
@@ -70,10 +71,12 @@ class RunBuilder:
         dtype="float32",
         microbatches=1,
         config=None,
+        modules=(),
     ):
         self.coordinates = coordinates or ranks()
         self._keep = keep
-        self._parameters = parameters
+        self._parameters = parameters if isinstance(parameters, dict) else dict.fromkeys(parameters, (4,))
+        self._modules = list(modules)
         self._dtype = dtype
         self._microbatches = microbatches
         self._config = config or {}
@@ -138,10 +141,12 @@ class RunBuilder:
         writer = RankWriter(directory, coordinates=where)
         writer.declare_parameters(
             [
-                ParameterDeclaration(fqn=name, shape=(4,), dtype=self._dtype, trainable=True)
-                for name in self._parameters
+                ParameterDeclaration(fqn=name, shape=shape, dtype=self._dtype, trainable=True)
+                for name, shape in self._parameters.items()
             ]
         )
+        if self._modules:
+            writer.write_effective({"groups": [], "tied": {}, "modules": self._modules})
         records, next_seq = self._records[number], 0
         for step in sorted({record.key.step for record in records}):
             chosen = [record for record in records if record.key.step == step]

@@ -16,6 +16,7 @@ from mindspeed_precision.diagnose.rules import (
     undetermined,
     unmoved,
     unreached,
+    unseen_wgrad,
 )
 from mindspeed_precision.diagnose.rules.registry import finding_ids, run_rules
 
@@ -27,6 +28,7 @@ MODULES = (
     unreached,
     optimizer,
     unmoved,
+    unseen_wgrad,
     own,
     recomputed,
     replicas,

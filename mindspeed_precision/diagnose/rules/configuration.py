@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from mindspeed_precision.align.compatible import comparable, different_frameworks
+from mindspeed_precision.align.compatible import comparable, different_frameworks, other_tool
 from mindspeed_precision.diagnose.facts import Facts
 from mindspeed_precision.diagnose.rules.registry import rule
 from mindspeed_precision.dump.reader import Run
@@ -48,7 +48,7 @@ def microbatches(facts: Facts) -> Iterable[Finding]:
     for step in facts.alignment.steps:
         for rank in facts.alignment.ranks:
             one, two = (_microbatches(run, rank, step) for run in (facts.baseline, facts.candidate))
-            if one == two:
+            if one == two or None in (one, two):  # a dump of operations alone does not say
                 continue
             yield Finding(
                 id="config.microbatches_differ",
@@ -119,6 +119,8 @@ def perturbed(facts: Facts) -> Iterable[Finding]:
 @rule("config.differs")
 def configuration(facts: Facts) -> Iterable[Finding]:
     """List the arguments that decide numbers and differ."""
+    if other_tool(facts.baseline, facts.candidate):
+        return  # its dump says nothing of the configuration, and says so
     one, two = (_arguments(run) for run in (facts.baseline, facts.candidate))
     if _foreign(facts):
         one, two = ({name: _of_any(value) for name, value in found.items()} for found in (one, two))
@@ -171,6 +173,8 @@ def environment(facts: Facts) -> Iterable[Finding]:
 @rule("env.versions_differ")
 def versions(facts: Facts) -> Iterable[Finding]:
     """List the packages of which the runs used different versions."""
+    if other_tool(facts.baseline, facts.candidate):
+        return
     if _foreign(facts):
         return  # that they differ is the question, not a finding: a note of the alignment names them
     lines = _lines(_section(facts.baseline, "versions"), _section(facts.candidate, "versions"), _any)

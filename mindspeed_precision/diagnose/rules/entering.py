@@ -30,6 +30,57 @@ def initial_weights(facts: Facts) -> Iterable[Finding]:
         )
 
 
+@rule("weights.buffer_differs")
+def initial_buffers(facts: Facts) -> Iterable[Finding]:
+    """Find buffers of modules that differ before the first step."""
+    origins = facts.origins_in(Phase.INIT, Role.BUFFER)
+    if origins:
+        yield _buffers(
+            facts,
+            origins,
+            id_="weights.buffer_differs",
+            title=f"{len(origins)} buffers of modules differ before the first step: {fqns(origins)}",
+            remedy="load the same checkpoint in both runs; look for what updates them before the first "
+            "step, a cast, another initialisation",
+        )
+
+
+@rule("model.buffer_differs")
+def updated_buffers(facts: Facts) -> Iterable[Finding]:
+    """Find buffers of modules that a step leaves with other numbers, though what it saw agrees."""
+    origins = facts.origins_in(Phase.OPTIMIZER, Role.BUFFER)
+    if origins:
+        yield _buffers(
+            facts,
+            origins,
+            id_="model.buffer_differs",
+            title=f"a step leaves {len(origins)} buffers of modules with other contents: {fqns(origins)}",
+            remedy="compare what updates them and in which dtype they are kept: casts of the model take "
+            "buffers along; reductions of counts over the ranks",
+        )
+
+
+def _buffers(facts: Facts, origins: list[Origin], *, id_: str, title: str, remedy: str) -> Finding:
+    """Report buffers, and what their modules give from then on."""
+    owners = {origin.key.fqn.rpartition(".")[0] for origin in origins}
+    first = origins[0].key.step
+    follows = [
+        origin.key
+        for origin in facts.origins
+        if origin.key.fqn in owners and origin.key.step >= first and origin.key.phase is Phase.FPROP
+    ]
+    return Finding(
+        id=id_,
+        severity=Severity.ERROR,
+        confidence=0.9,
+        title=title,
+        evidence=(f"first: {origins[0].key.describe()}: {origins[0].comparison.reason}",),
+        remedy=remedy,
+        where=origins[0].key,
+        explains=(*(origin.key for origin in origins), *follows),
+    )
+
+
 @rule("data.batch_differs", "data.batch_order")
 def batches(facts: Facts) -> Iterable[Finding]:
     """Find different data, and say whether it is the same data in another order."""

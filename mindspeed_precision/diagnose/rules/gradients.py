@@ -21,6 +21,7 @@ from mindspeed_precision.diagnose.moved import of_side
 from mindspeed_precision.diagnose.replay_accumulate import accumulated
 from mindspeed_precision.diagnose.rules.layouts import misread_sums
 from mindspeed_precision.diagnose.rules.registry import rule
+from mindspeed_precision.diagnose.rules.unseen_wgrad import dw_unseen
 from mindspeed_precision.records import (
     Finding,
     Layout,
@@ -212,7 +213,7 @@ def operand_value(facts: Facts) -> Iterable[Finding]:
             confidence=0.7,
             title=f"the {first.key.role.value} that the wgrad GEMM of {first.key.fqn} saw is not "
             "what the module received",
-            evidence=(first.inputs, *concerns(origins)),
+            evidence=(first.inputs, *_reordered(first), *concerns(origins)),
             remedy="look at what happens between the module's boundary and its GEMM: gather, "
             "cast, saved activations",
             where=first.key,
@@ -220,11 +221,23 @@ def operand_value(facts: Facts) -> Iterable[Finding]:
         )
 
 
+def _reordered(origin: Origin) -> tuple[str, ...]:
+    pair = origin.comparison.pair
+    if not isinstance(pair, Pair):
+        return ()
+    one, two = pair.baseline.digest, pair.candidate.digest
+    same = one.exact and two.exact and one.unordered == two.unordered
+    return (
+        ("both hold the same elements, in another order: the sum over them rounds otherwise",) if same else ()
+    )
+
+
 @rule("wgrad.accumulation", "wgrad.stale_main_grad")
 def accumulation(facts: Facts) -> Iterable[Finding]:
     """Find gradient accumulators that start from, or add, something else; ``layouts`` has those misread."""
     misread = {origin.key for origin in misread_sums(facts)}
     origins = facts.origins_in(Phase.ACCUMULATE, Role.MAIN_GRAD)
+    origins = [o for o in origins if o.key.slot == "before" or not dw_unseen(facts, o)]
     stale = [origin.key for origin in origins if origin.key.slot == "before"]
     if stale:
         yield _accumulation_finding(

@@ -101,7 +101,7 @@ def run_training(
         *(str(script), *args),
     ]
     return _run(
-        command, _environment(megatron, environment or {}), what=script.name, log=log, timeout=timeout
+        command, training_environment(megatron, environment or {}), what=script.name, log=log, timeout=timeout
     )
 
 
@@ -123,12 +123,12 @@ def run_on_mindspore(
     """
     command = [str(python), "-m", "mindspeed_precision.testing.mindtorch", str(script), *args]
     ranks: Path | None = None
-    environment = {**_environment(None, {}), "PYTHONPATH": str(_PACKAGE_ROOT)}
+    environment = {**training_environment(None, {}), "PYTHONPATH": str(_PACKAGE_ROOT)}
     if processes > 1:
         command = ["bash", str(_LAUNCH / "mindspore_cpu.sh"), str(script), *args]
         ranks = log.with_name(f"{log.stem}-ranks")
         environment |= {"PYTHON": str(python), "NPROC": str(processes), "MSRUN_LOG_DIR": str(ranks)}
-        environment["MASTER_PORT"] = str(_free_port())
+        environment["MASTER_PORT"] = str(free_port())
     return _run(command, environment, what=script.name, log=log, timeout=timeout, ranks=ranks)
 
 
@@ -145,11 +145,12 @@ def run_twin(args: Sequence[str], *, python: Path, log: Path, timeout: float = 6
         ExternalCommandError: it ended with another status than 0, or not in time.
     """
     command = [str(python), "-m", "mindspeed_precision.testing.twin", *args]
-    environment = {**_environment(None, {}), "PYTHONPATH": str(_PACKAGE_ROOT)}
+    environment = {**training_environment(None, {}), "PYTHONPATH": str(_PACKAGE_ROOT)}
     return _run(command, environment, what="the twin", log=log, timeout=timeout)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port of this machine that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -184,6 +185,15 @@ def _run(
         with log.open("ab") as stream:
             for part in sorted(ranks.glob("worker_*.log")):
                 stream.write(part.read_bytes())
+    return completed(returncode, what=what, log=log, timeout=timeout)
+
+
+def completed(returncode: int | None, *, what: str, log: Path, timeout: float) -> CompletedRun:
+    """Return the run that ended with ``returncode``, None for one that did not end in ``timeout`` seconds.
+
+    Raises:
+        ExternalCommandError: it ended with another status than 0, or not in time.
+    """
     if returncode != 0:
         found = f"stopped after {timeout:g} s" if returncode is None else f"exit status {returncode}"
         raise ExternalCommandError(
@@ -214,7 +224,8 @@ def parse_log(text: str) -> tuple[LogRow, ...]:
     return tuple(rows)
 
 
-def _environment(megatron: Path | None, extra: Mapping[str, str]) -> dict[str, str]:
+def training_environment(megatron: Path | None, extra: Mapping[str, str]) -> dict[str, str]:
+    """Return this process's variables and ``extra``, pinned; ``megatron`` and this package are importable."""
     environment = {**os.environ, **PINNED}
     paths = [str(_PACKAGE_ROOT), *([str(megatron.resolve())] if megatron else [])]
     if inherited := os.environ.get("PYTHONPATH"):

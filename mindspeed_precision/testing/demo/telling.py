@@ -32,18 +32,45 @@ def timed(what: str, work: Callable[[], _Result]) -> _Result:
     return done
 
 
-def log_table(baseline: CompletedRun, candidate: CompletedRun, *, mark: bool = True) -> str:
-    """Return loss and grad norm of two runs as their logs print them; marked where a digit differs."""
-    lines = ["  step   loss baseline   loss candidate   grad norm baseline   grad norm candidate"]
-    for one, two in zip(baseline.rows, candidate.rows, strict=True):
+def log_table(
+    baseline: CompletedRun,
+    candidate: CompletedRun,
+    *,
+    names: tuple[str, str] = ("baseline", "candidate"),
+    mark: bool = True,
+    above: float = 0.0,
+    every: int = 1,
+) -> str:
+    """Return loss and grad norm of two runs as their logs print them; marked where a digit differs.
+
+    Args:
+        baseline: one run.
+        candidate: the other one.
+        names: what the columns call them.
+        mark: whether differences are marked.
+        above: only those that are larger, relative to the baseline's number.
+        every: of many steps every ``every``th is shown.
+
+    A number that the log lacks is a dash: Megatron prints no loss that is NaN.
+    """
+    columns = [f"{what} {name}" for what in ("loss", "grad norm") for name in names]
+    lines = ["   ".join(["  step", *columns])]
+    for one, two in list(zip(baseline.rows, candidate.rows, strict=True))[::every]:
+        numbers = (one.loss, two.loss, one.grad_norm, two.grad_norm)
+        cells = (f"{text or '-':>{len(column)}}" for text, column in zip(numbers, columns, strict=True))
         marks = [
             name
             for name, a, b in (("loss", one.loss, two.loss), ("norm", one.grad_norm, two.grad_norm))
-            if a != b
+            if a != b and not _near(a, b, above)
         ]
         note = f"   ← {' and '.join(marks)}" if mark and marks else ""
-        lines.append(
-            f"  {one.iteration - 1:4d}   {one.loss:>13}   {two.loss:>14}   {one.grad_norm:>18}   "
-            f"{two.grad_norm:>19}{note}"
-        )
+        lines.append("   ".join([f"  {one.iteration - 1:4d}", *cells]) + note)
     return "\n".join(lines)
+
+
+def _near(one: str, two: str, above: float) -> bool:
+    """Tell whether two printed numbers differ by no more than ``above``, relative to the first one."""
+    try:
+        return abs(float(one) - float(two)) <= above * abs(float(one))
+    except ValueError:  # a step that was skipped prints none
+        return False

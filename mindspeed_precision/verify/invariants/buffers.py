@@ -194,7 +194,9 @@ def every_parameter_has_a_gradient(facts: RunFacts) -> Answer:
 
 
 def _with_gradient(rank: RankRecords) -> set[tuple[int, str]]:
-    return {(one.step, one.fqn) for one in accumulations(rank)}
+    # an accumulation of nothing ends, too: autograd calls what follows it for a gradient that is None
+    came = (one for one in accumulations(rank) if one.added is not None or one.before is not None)
+    return {(one.step, one.fqn) for one in came}
 
 
 def _reduced(rank: RankRecords) -> dict[tuple[int, str], TensorRecord]:

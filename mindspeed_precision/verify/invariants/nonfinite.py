@@ -72,13 +72,17 @@ def _advice(key: RecordKey) -> str:
         return "the update before made it: look at the gradient, its norm, lr and epsilon of that step"
     if key.role in (Role.INPUT, Role.GRAD_OUTPUT):
         return "an operation between modules made it, which is not recorded: look at what gives this input"
+    if key.role is Role.BGRAD:
+        return "the gradient that was summed held it: look at the operation that the result of this module goes into"
     if key.role is Role.MAIN_GRAD and key.slot == "before":
         return "the buffer held it before anything was added: who clears it, and when"
     return "look at this operation: its inputs were finite (level tensor in capture.rules keeps them)"
 
 
 def _is_mask(record: TensorRecord) -> bool:
-    """Tell whether infinities are meant: an additive mask."""
+    """Tell whether infinities are meant: an additive mask, or a buffer, which may hold one."""
+    if record.key.role is Role.BUFFER:
+        return record.digest.statistics is not None and not record.digest.statistics.nans
     return record.key.role in (Role.INPUT, Role.BATCH) and "mask" in record.key.slot
 
 

@@ -32,7 +32,7 @@ def tensor_group_states(facts: RunFacts) -> Answer:
     """Compare the states of generators that a step draws from, over each tensor-parallel group."""
     if max(rank.coordinates.tp_size for rank in facts.ranks.values()) == 1:
         return Answer(exercised=0, applies=False)
-    states = _states(facts)
+    states = states_of(facts)
     used = _used(states)
     alike = list(_groups(facts, states, used, ALIKE, tensor_group))
     apart = list(_groups(facts, states, used, APART, tensor_group))
@@ -72,7 +72,8 @@ _States = Mapping[tuple[int, str], list[TensorRecord]]
 """By rank and generator, the states at the start of steps, in order."""
 
 
-def _states(facts: RunFacts) -> _States:
+def states_of(facts: RunFacts) -> _States:
+    """Return the states of generators at the start of the steps, by rank and generator."""
     found: dict[tuple[int, str], list[TensorRecord]] = defaultdict(list)
     for rank, record in facts.everywhere(Phase.BATCH, Role.RNG):
         if record.key.step >= 0:
@@ -164,9 +165,9 @@ def _dropout_modules(facts: RunFacts) -> tuple[int, list[Found]]:
     """Return how many dropout modules were on, and calls of those that passed their input on later."""
     outputs: dict[tuple[int, str], list[tuple[TensorRecord, bool]]] = defaultdict(list)
     for rank in facts.ranks:
-        inputs = {_call(r): r for r in facts.of(rank, Phase.FPROP, Role.INPUT, slot="0") if _is_dropout(r)}
+        inputs = {call_of(r): r for r in facts.of(rank, Phase.FPROP, Role.INPUT, slot="0") if is_dropout(r)}
         for record in facts.of(rank, Phase.FPROP, Role.OUTPUT, slot="0"):
-            given = inputs.get(_call(record)) if _is_dropout(record) else None
+            given = inputs.get(call_of(record)) if is_dropout(record) else None
             if given is not None:
                 outputs[rank, record.key.fqn].append((record, given.digest.same_bits(record.digest)))
     dead = []
@@ -181,11 +182,13 @@ def _dropout_modules(facts: RunFacts) -> tuple[int, list[Found]]:
     return len(on), dead
 
 
-def _is_dropout(record: TensorRecord) -> bool:
+def is_dropout(record: TensorRecord) -> bool:
+    """Tell whether a record is of a dropout module, by its name."""
     return "dropout" in record.key.fqn.rpartition(".")[2]
 
 
-def _call(record: TensorRecord) -> tuple[object, ...]:
+def call_of(record: TensorRecord) -> tuple[object, ...]:
+    """Return what tells the calls of modules of one rank apart."""
     key = record.key
     return key.step, key.microbatch, key.fqn, key.occurrence, key.recomputed
 
@@ -193,7 +196,7 @@ def _call(record: TensorRecord) -> tuple[object, ...]:
 def _still_generators(facts: RunFacts) -> tuple[int, list[Found]]:
     """Return how many generators of Megatron's were drawn from, and where one stands still for good."""
     drawn, still = 0, []
-    for (rank, slot), records in _states(facts).items():
+    for (rank, slot), records in states_of(facts).items():
         if slot not in (*ALIKE, *APART):
             continue
         moved = [before.digest.fingerprint != after.digest.fingerprint for before, after in pairwise(records)]
@@ -216,7 +219,7 @@ def _still_generators(facts: RunFacts) -> tuple[int, list[Found]]:
 )
 def resting_between_steps(facts: RunFacts) -> Answer:
     """Repeat what the run noticed of its own generators, between the end of a step and the next one."""
-    states = [slot for _, slot in _states(facts) if slot in (*APART, _EXPERTS)]
+    states = [slot for _, slot in states_of(facts) if slot in (*APART, _EXPERTS)]
     if not states:
         return Answer(exercised=0, applies=False)
     told = [entry for entry in reported_entries(facts.run) if entry.get("id") == "rng.moved_between_steps"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mindspeed_precision.verify.pair import (
+    buffers,
     configuration,
     data,
     environment,
@@ -13,4 +14,14 @@ from mindspeed_precision.verify.pair import (
 )
 from mindspeed_precision.verify.pair.registry import PAIR
 
-__all__ = ["PAIR", "configuration", "data", "environment", "groups", "modules", "schedules", "weights"]
+__all__ = [
+    "PAIR",
+    "buffers",
+    "configuration",
+    "data",
+    "environment",
+    "groups",
+    "modules",
+    "schedules",
+    "weights",
+]

@@ -224,11 +224,11 @@ def group_lines(facts: PairFacts, *, every: bool) -> tuple[str, ...]:
     """
     one, two = facts.rows[Side.BASELINE], facts.rows[Side.CANDIDATE]
     names = list(dict.fromkeys([*facts.row_names(Side.BASELINE), *facts.row_names(Side.CANDIDATE)]))
-    rows = [(fqn, _cells(one.get(fqn)), _cells(two.get(fqn))) for fqn in names]
+    rows = [(fqn, cells_of(one.get(fqn)), cells_of(two.get(fqn))) for fqn in names]
     shown = [row for row in rows if every or row[1] != row[2]]
     if not shown:
         return ()
-    head = ("parameter", "", *_COLUMNS)
+    head = ("parameter", "", *COLUMNS)
     lines: list[tuple[str, ...]] = [head]
     for fqn, left, right in shown:
         if left == right:
@@ -241,13 +241,14 @@ def group_lines(facts: PairFacts, *, every: bool) -> tuple[str, ...]:
     return (*_aligned(lines), *(text for (text,) in note))
 
 
-_COLUMNS = ("shape", "dtype", "master", "trained", "groups", "wd_mult", "lr_mult", "weight_decay", "lr",
+COLUMNS = ("shape", "dtype", "master", "trained", "groups", "wd_mult", "lr_mult", "weight_decay", "lr",
             "eps", "beta1", "beta2", "step", "tied to")  # fmt: skip
 
 
-def _cells(row: ParameterRow | None) -> tuple[str, ...]:
+def cells_of(row: ParameterRow | None) -> tuple[str, ...]:
+    """Return how a parameter is trained, as texts under ``COLUMNS``."""
     if row is None:
-        return ("absent", *("",) * (len(_COLUMNS) - 1))
+        return ("absent", *("",) * (len(COLUMNS) - 1))
     groups = "?" if row.grouped is None else str(row.times or int(row.grouped))
     numbers = (
         *(row.multipliers.get(name) for name in ("wd_mult", "lr_mult")),

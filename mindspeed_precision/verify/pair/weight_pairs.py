@@ -83,6 +83,15 @@ def difference(fqn: str, one: Weight, two: Weight) -> WeightDifference:
     return WeightDifference(fqn=fqn, way=way, detail=detail, baseline=one, candidate=two, sure=sure)
 
 
+def told_by_digest(left: TensorRecord, right: TensorRecord) -> tuple[Way, str]:
+    """Return how two records of one shape differ, by fingerprints, moments and sketches alone."""
+    if left.dtype == right.dtype and left.digest.same_bits(right.digest):
+        return Way.SAME, ""
+    if left.dtype == right.dtype and left.digest.exact and left.digest.unordered == right.digest.unordered:
+        return _permuted(left, None, None)[:2]
+    return _by_estimate(left, right)[:2]
+
+
 def _told(one: Weight, two: Weight) -> tuple[Way, str, bool]:
     left, right = one.record, two.record
     same_elements = left.digest.exact and left.digest.unordered == right.digest.unordered
@@ -112,13 +121,13 @@ def _permuted(record: TensorRecord, one: HostTensor | None, two: HostTensor | No
     left, right = one.bits, two.bits
     if left.ndim == 2 and left.shape[0] == left.shape[1] and np.array_equal(left.T, right):
         return Way.TRANSPOSED, "square, and the other run's transpose", True
-    moved = _rows(left, right) if left.ndim >= 1 else None
+    moved = moved_rows(left, right) if left.ndim >= 1 else None
     if moved is None:
         return Way.PERMUTED, "the same elements in another order, not by whole rows", True
-    return Way.PERMUTED, f"rows are permuted{_pattern(moved)}", True
+    return Way.PERMUTED, f"rows are permuted{pattern_of(moved)}", True
 
 
-def _rows(left: NDArray[Any], right: NDArray[Any]) -> NDArray[np.int64] | None:
+def moved_rows(left: NDArray[Any], right: NDArray[Any]) -> NDArray[np.int64] | None:
     """Return of each row of ``right`` the row of ``left`` that it is; None: some is no row of it."""
     rows: dict[bytes, list[int]] = {}
     for number, row in enumerate(left):
@@ -132,7 +141,7 @@ def _rows(left: NDArray[Any], right: NDArray[Any]) -> NDArray[np.int64] | None:
     return np.asarray(found)
 
 
-def _pattern(moved: NDArray[np.int64]) -> str:
+def pattern_of(moved: NDArray[np.int64]) -> str:
     """Say by which regrouping rows moved: ``(a, b, d)`` as ``(b, a, d)``; halves swapped; else nothing."""
     count = len(moved)
     if count % 2 == 0 and np.array_equal(moved, np.roll(np.arange(count), count // 2)):

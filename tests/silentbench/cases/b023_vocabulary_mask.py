@@ -5,7 +5,7 @@ Nothing is seen until that token occurs: here in the second step.
 
 from __future__ import annotations
 
-from silentbench.answers import by_compare
+from silentbench.answers import by_check, by_compare
 from silentbench.case import case, plant
 from silentbench.layouts import ONE, TP
 from silentbench.plants import batches
@@ -45,6 +45,9 @@ CASE = case(
     answers=(
         by_compare(
             1, "fprop", "embedding.word_embeddings embedding", "fprop.value fprop.rows*", roles="output"
+        ),
+        by_check(
+            1, "fprop", "embedding.word_embeddings", "fprop.not_of_its_inputs fprop.zero_rows", roles="output"
         ),
     ),
 )

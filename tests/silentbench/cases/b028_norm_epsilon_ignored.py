@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from silentbench.answers import by_compare
+from silentbench.answers import by_check, by_compare
 from silentbench.case import case, plant
 from silentbench.layouts import ONE
 
@@ -28,5 +28,6 @@ CASE = case(
         by_compare(
             0, "fprop", "decoder.layers.0.input_layernorm", "fprop.value config.* model.*", roles="output"
         ),
+        by_check(0, "fprop", "decoder.layers.*.input_layernorm", "config.not_in_effect"),
     ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from silentbench.answers import by_compare
+from silentbench.answers import by_check, by_compare
 from silentbench.case import case
 from silentbench.layouts import ONE
 from silentbench.plants import layer_built
@@ -22,5 +22,8 @@ CASE = case(
     'Ascend msprobe train_debug_guide case "GELU operator"',
     healthy=ONE,
     patches=(layer_built(approximate, "another approximation of GELU"),),
-    answers=(by_compare(0, "fprop", "decoder.layers.0.mlp decoder.layers.0.mlp.linear_fc2", "fprop.value"),),
+    answers=(
+        by_compare(0, "fprop", "decoder.layers.0.mlp decoder.layers.0.mlp.linear_fc2", "fprop.value"),
+        by_check(0, "fprop", "decoder.layers.0.mlp.linear_fc2", "fprop.not_of_its_inputs", roles="input"),
+    ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from silentbench.answers import by_compare
+from silentbench.answers import by_check, by_compare
 from silentbench.case import case
 from silentbench.layouts import ONE
 from silentbench.plants import attention
@@ -32,6 +32,13 @@ CASE = case(
     answers=(
         by_compare(
             0, "dgrad", "decoder.layers.1.self_attention.core_attention*", "dgrad.*", roles="grad_input"
+        ),
+        by_check(
+            0,
+            "dgrad",
+            "decoder.layers.1.self_attention.core_attention",
+            "dgrad.not_of_its_inputs",
+            roles="grad_input",
         ),
     ),
 )

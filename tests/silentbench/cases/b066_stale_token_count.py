@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from silentbench.answers import by_compare
+from silentbench.answers import by_check, by_compare
 from silentbench.case import case, plant
 from silentbench.layouts import MIXTURE
 
@@ -29,5 +29,8 @@ CASE = case(
             "self. was missing",
         ),
     ),
-    answers=(by_compare(0, "fprop", "decoder.layers.0.mlp.experts*", "fprop.*"),),
+    answers=(
+        by_compare(0, "fprop", "decoder.layers.0.mlp.experts*", "fprop.*"),
+        by_check(0, "fprop", "decoder.layers.0.mlp.experts", "fprop.tokens_misrouted", roles="input"),
+    ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from silentbench.answers import by_compare
+from silentbench.answers import by_check, by_compare
 from silentbench.case import case
 from silentbench.layouts import ONE
 from silentbench.plants import layer_built
@@ -21,5 +21,14 @@ CASE = case(
     "https://github.com/NVIDIA/Megatron-LM/issues/848",
     healthy=ONE,
     patches=(layer_built(other_scale, "mscale_all_dim was not passed on"),),
-    answers=(by_compare(0, "fprop", "decoder.layers.0.self_attention.core_attention*", "fprop.value"),),
+    answers=(
+        by_compare(0, "fprop", "decoder.layers.0.self_attention.core_attention*", "fprop.value"),
+        by_check(
+            0,
+            "fprop",
+            "decoder.layers.0.self_attention.core_attention",
+            "fprop.not_of_its_inputs",
+            roles="output",
+        ),
+    ),
 )

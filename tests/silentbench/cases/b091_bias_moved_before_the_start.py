@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from silentbench.answers import by_compare, by_verify
+from silentbench.answers import by_check, by_compare, by_verify
 from silentbench.case import case
 from silentbench.layouts import MIXTURE
 from silentbench.plants import layer_built
@@ -32,5 +32,6 @@ CASE = case(
         by_compare(0, "fprop", "decoder.layers.0.mlp.router*", "fprop.value weights.* *buffer*"),
         by_compare(-1, "init", "decoder.layers.*.mlp.router*", "weights.* *buffer*"),
         by_verify("weights.* *buffer*", "decoder.layers.*.mlp.router*"),
+        by_check(-1, "init", "decoder.layers.0.mlp.router.expert_bias", "buffers.expert_bias_not_recomputed"),
     ),
 )

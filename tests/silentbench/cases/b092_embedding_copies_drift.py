@@ -5,31 +5,33 @@ The copies differ after a step.
 
 from __future__ import annotations
 
+from functools import partial
+
 from silentbench.answers import by_check, by_compare
 from silentbench.case import case
 from silentbench.layouts import ONE, PP
-from silentbench.plants import parameters, training_step
+from silentbench.plants import optimizers, parameters, training_step
 
 TIED = "embedding.word_embeddings.weight output_layer.weight"
 
 
 def moved(wrapped, instance, args, kwargs):
     weight = parameters(instance).get("output_layer.weight")
-    if weight is not None:
-        finish = instance.optimizer.step
-
-        def step():
-            before = weight.detach()[-8:].clone()
-            done = finish()
-            weight.data[-8:] = before  # beyond the range that it took
-            return done
-
-        instance.optimizer.step = step
+    inner = [optimizer.optimizer for optimizer in optimizers(instance)] if weight is not None else []
+    for optimizer in inner:
+        optimizer.step = partial(_without_the_end, optimizer, weight)
     try:
         return wrapped(*args, **kwargs)
     finally:
-        if weight is not None:
-            instance.optimizer.step = finish
+        for optimizer in inner:
+            del optimizer.step
+
+
+def _without_the_end(optimizer, weight, *args, **kwargs):
+    before = weight.detach()[-8:].clone()
+    done = type(optimizer).step(optimizer, *args, **kwargs)
+    weight.data[-8:] = before  # beyond the range that it took
+    return done
 
 
 CASE = case(

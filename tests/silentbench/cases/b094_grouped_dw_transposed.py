@@ -37,7 +37,7 @@ CASE = case(
             0,
             "wgrad",
             "decoder.layers.*.mlp.experts.*.linear_fc1*",
-            "wgrad.not_the_product wgrad.changed_on_the_way",
+            "wgrad.operand_not_received wgrad.not_the_product wgrad.changed_on_the_way",
         ),
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from silentbench.answers import by_compare
+from silentbench.answers import by_check, by_compare
 from silentbench.case import case
 from silentbench.layouts import ONE
 from silentbench.plants import layer_built
@@ -26,5 +26,8 @@ CASE = case(
     "https://gitcode.com/Ascend/MindSpeed commit 93970345",
     healthy=ONE,
     patches=(layer_built(without_tail, "T // BT blocks of rows"),),
-    answers=(by_compare(0, "fprop", "decoder.layers.0.input_layernorm", "fprop.*", roles="output"),),
+    answers=(
+        by_compare(0, "fprop", "decoder.layers.0.input_layernorm", "fprop.*", roles="output"),
+        by_check(0, "fprop", "decoder.layers.0.input_layernorm", "fprop.not_of_its_inputs fprop.zero_rows"),
+    ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from silentbench.answers import by_compare
+from silentbench.answers import by_check, by_compare
 from silentbench.case import case
 from silentbench.layouts import ONE
 from silentbench.plants import attention
@@ -21,5 +21,14 @@ CASE = case(
     "https://gitcode.com/Ascend/MindSpeed commit 9d30bcf0",
     healthy=ONE,
     patches=(attention(mixed, "transposition for a batch of one"),),
-    answers=(by_compare(0, "fprop", "decoder.layers.0.self_attention.core_attention*", "fprop.*"),),
+    answers=(
+        by_compare(0, "fprop", "decoder.layers.0.self_attention.core_attention*", "fprop.*"),
+        by_check(
+            0,
+            "fprop",
+            "decoder.layers.0.self_attention.core_attention",
+            "fprop.not_of_its_inputs",
+            roles="output",
+        ),
+    ),
 )

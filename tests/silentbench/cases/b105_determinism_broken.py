@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from silentbench.answers import by_compare
+from silentbench.answers import by_check, by_compare
 from silentbench.case import case
 from silentbench.layouts import ONE
 from silentbench.plants import linear_backward
@@ -32,5 +32,6 @@ CASE = case(
     patches=(linear_backward(in_any_order, "use_deterministic_algorithms was not called"),),
     answers=(
         by_compare(0, "wgrad", "decoder.layers.1.self_attention.linear_qkv*", "wgrad.value determinism.*"),
+        by_check(0, "wgrad", "decoder.layers.1.self_attention.linear_qkv", "wgrad.operand_not_received"),
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from silentbench.answers import by_compare
+from silentbench.answers import by_check, by_compare
 from silentbench.case import case
 from silentbench.layouts import ONE
 from silentbench.plants import mlp_forward
@@ -25,5 +25,8 @@ CASE = case(
     "https://gitcode.com/Ascend/MindSpeed-LLM commit 2a545dd5",
     healthy=ONE.but(settings={"swiglu": True, "transformer": {"bias_activation_fusion": False}}),
     patches=(mlp_forward(along_the_first, "chunk without dim=-1"),),
-    answers=(by_compare(0, "fprop", "decoder.layers.0.mlp decoder.layers.0.mlp.linear_fc2", "fprop.value"),),
+    answers=(
+        by_compare(0, "fprop", "decoder.layers.0.mlp decoder.layers.0.mlp.linear_fc2", "fprop.value"),
+        by_check(0, "fprop", "decoder.layers.0.mlp.linear_fc2", "fprop.not_of_its_inputs", roles="input"),
+    ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from silentbench.answers import by_compare
+from silentbench.answers import by_check, by_compare
 from silentbench.case import case
 from silentbench.layouts import ONE
 from silentbench.plants import attention, misread
@@ -29,6 +29,13 @@ CASE = case(
             "dgrad",
             "decoder.layers.1.self_attention.core_attention*",
             "dgrad.* layout.*",
+            roles="grad_input",
+        ),
+        by_check(
+            0,
+            "dgrad",
+            "decoder.layers.1.self_attention.core_attention",
+            "dgrad.not_of_its_inputs",
             roles="grad_input",
         ),
     ),

@@ -28,6 +28,6 @@ CASE = case(
     ),
     answers=(
         by_compare(0, "fprop", PLACE, "fprop.* collective.* layout.*"),
-        by_check(0, "fprop", PLACE, "collective.* layout.*"),
+        by_check(0, "fprop", PLACE, "fprop.not_of_its_inputs layout.collective_operand"),
     ),
 )

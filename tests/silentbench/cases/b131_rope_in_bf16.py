@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from silentbench.answers import by_compare
+from silentbench.answers import by_check, by_compare
 from silentbench.case import case
 from silentbench.layouts import ONE
 from silentbench.plants import model_built
@@ -19,5 +19,8 @@ CASE = case(
     "https://github.com/EleutherAI/gpt-neox/issues/1003",
     healthy=ONE,
     patches=(model_built(coarse, "positions beyond 256 are no bfloat16 numbers"),),
-    answers=(by_compare(0, "fprop", "rotary_pos_emb", "fprop.value", roles="output"),),
+    answers=(
+        by_compare(0, "fprop", "rotary_pos_emb", "fprop.value", roles="output"),
+        by_check(0, "fprop", "rotary_pos_emb", "fprop.not_of_its_inputs", roles="output"),
+    ),
 )

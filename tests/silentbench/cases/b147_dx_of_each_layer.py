@@ -5,7 +5,7 @@ The error grows from the last layer to the first.
 
 from __future__ import annotations
 
-from silentbench.answers import by_compare
+from silentbench.answers import by_check, by_compare
 from silentbench.case import case
 from silentbench.layouts import ONE
 from silentbench.plants import linear_backward
@@ -28,6 +28,9 @@ CASE = case(
             "dgrad",
             "decoder.layers.1.mlp.linear_fc1 decoder.layers.1.mlp decoder.layers.1.pre_mlp_layernorm",
             "dgrad.scaled",
+        ),
+        by_check(
+            0, "dgrad", "decoder.layers.1.mlp.linear_fc1", "dgrad.not_of_its_inputs", roles="grad_input"
         ),
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from silentbench.answers import by_compare
+from silentbench.answers import by_check, by_compare
 from silentbench.case import case
 from silentbench.layouts import MIXTURE
 from silentbench.plants import layer_built, linear_backward
@@ -28,5 +28,14 @@ CASE = case(
         layer_built(marked, "of experts alone"),
         linear_backward(halved, "two products into one accumulator"),
     ),
-    answers=(by_compare(0, "dgrad", "decoder.layers.1.mlp.experts*", "dgrad.scaled dgrad.value"),),
+    answers=(
+        by_compare(0, "dgrad", "decoder.layers.1.mlp.experts*", "dgrad.scaled dgrad.value"),
+        by_check(
+            0,
+            "dgrad",
+            "decoder.layers.1.mlp.experts.*.linear_fc1",
+            "dgrad.not_of_its_inputs",
+            roles="grad_input",
+        ),
+    ),
 )

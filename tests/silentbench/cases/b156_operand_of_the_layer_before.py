@@ -32,7 +32,7 @@ CASE = case(
             0,
             "wgrad",
             "decoder.layers.*.self_attention.linear_qkv*",
-            "wgrad.not_the_product wgrad.changed_on_the_way",
+            "wgrad.operand_not_received wgrad.not_the_product wgrad.changed_on_the_way",
         ),
     ),
 )

@@ -30,7 +30,7 @@ CASE = case(
             0,
             "dgrad wgrad reduce clip",
             "*",
-            "symptom.zero_gradient vacuous.no_gradient loss.gradient_scaled",
+            "loss.gradient_not_of_logits symptom.zero_gradient vacuous.no_gradient",
         ),
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from silentbench.answers import by_compare
+from silentbench.answers import by_check, by_compare
 from silentbench.case import case
 from silentbench.layouts import ONE
 from silentbench.plants import attention, misread
@@ -21,6 +21,13 @@ CASE = case(
     answers=(
         by_compare(
             0, "fprop", "decoder.layers.0.self_attention.core_attention*", "fprop.* layout.*", roles="output"
+        ),
+        by_check(
+            0,
+            "fprop",
+            "decoder.layers.0.self_attention.core_attention",
+            "fprop.not_of_its_inputs",
+            roles="output",
         ),
     ),
 )

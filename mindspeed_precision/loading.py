@@ -1,0 +1,33 @@
+"""A run from a path, whoever recorded it: this package, or msprobe."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mindspeed_precision.dump import reader
+from mindspeed_precision.dump.format import MANIFEST
+from mindspeed_precision.dump.reader import Run
+
+
+def load_run(directory: str | Path) -> Run:
+    """Read a run directory, or a dump of msprobe as a run.
+
+    A crashed run is read up to its last whole step, and ``notes`` say so. Of a dump ``notes`` say what it
+    lacks.
+
+    Args:
+        directory: of a run; or what msprobe calls ``dump_path``, a step or a rank of it, or a ``dump.json``.
+
+    Raises:
+        DumpError: no such directory, neither of the two, another schema, nothing in it that can be read, or a
+            file whose content is not what was written.
+    """
+    path = Path(directory)
+    if not (path / MANIFEST).is_file():
+        from mindspeed_precision.msprobe.files import looks_like_dump
+
+        if looks_like_dump(path):
+            from mindspeed_precision.msprobe.reader import load_dump
+
+            return load_dump(path)
+    return reader.load_run(path)

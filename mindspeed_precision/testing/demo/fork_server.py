@@ -1,0 +1,74 @@
+"""A process that imports torch and Megatron once; each training is a fork of it.
+
+``python -m mindspeed_precision.testing.demo.fork_server`` reads one JSON object per line: ``script`` (the
+words that would stand behind ``python -m mindspeed_precision.testing.cpu``), ``environment`` and ``log``. It
+forks, runs them there, and answers with one line, the exit status. The imports take longer than the trainings
+of the demo.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import runpy
+import sys
+import traceback
+from pathlib import Path
+
+from mindspeed_precision.pretrain import register_flags_with_megatron
+from mindspeed_precision.testing import cpu
+
+READY = "ready"
+PRELOADED = ("torch._inductor", "megatron.training", "mindspeed_precision.session")
+"""What a training would import first, and what changes nothing until it is called."""
+
+
+def serve() -> None:
+    """Answer requests until the input ends."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what an import prints is no answer
+    cpu.install()
+    for name in PRELOADED:
+        importlib.import_module(name)
+    _answer(answers.fileno(), READY)
+    for line in sys.stdin:
+        request = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            os.close(answers.fileno())
+            _train(request["script"], request["environment"], Path(request["log"]))
+        _, status = os.waitpid(child, 0)
+        _answer(answers.fileno(), str(os.waitstatus_to_exitcode(status)))
+
+
+def _answer(stream: int, text: str) -> None:
+    os.write(stream, f"{text}\n".encode())
+
+
+def _train(script: list[str], environment: dict[str, str], log: Path) -> None:
+    """Run the script in this fork, with its output in ``log``; never returns."""
+    status = 1
+    try:
+        stream = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(stream, 1)
+        os.dup2(stream, 2)
+        os.environ.update(environment)
+        sys.argv = script
+        register_flags_with_megatron()  # an import does it; here that came before the arguments
+        sys.path[0] = str(Path(script[0]).resolve().parent)  # where python itself would have put it
+        runpy.run_path(script[0], run_name="__main__")
+        status = 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:  # noqa: BLE001  a fork must not return into the server, whatever ends it
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+if __name__ == "__main__":
+    serve()
