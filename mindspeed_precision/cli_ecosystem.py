@@ -57,7 +57,7 @@ def _data(arguments: argparse.Namespace) -> int:
         seq_length=arguments.seq_length,
         json_key=arguments.json_key,
     )
-    return answer(seen.examination(), json=arguments.json, more={"samples": plain_samples(seen)})
+    return answer(seen.examination(), json=arguments.json, samples=plain_samples(seen))
 
 
 def _evaluation(arguments: argparse.Namespace) -> int:

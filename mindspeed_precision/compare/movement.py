@@ -53,8 +53,8 @@ class Movement:
 
     Attributes:
         moved: number of updates that changed a parameter.
-        unmoved: updates at lr > 0, with a gradient that is not zero, that changed nothing. Of a parameter that held
-            NaN nothing is counted.
+        unmoved: updates at lr > 0, with a gradient that is not zero, that changed nothing. Of a parameter
+            that held NaN nothing is counted.
     """
 
     moved: int

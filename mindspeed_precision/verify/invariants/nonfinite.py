@@ -73,7 +73,7 @@ def _advice(key: RecordKey) -> str:
     if key.role in (Role.INPUT, Role.GRAD_OUTPUT):
         return "an operation between modules made it, which is not recorded: look at what gives this input"
     if key.role is Role.BGRAD:
-        return "the gradient that was summed held it: look at the operation that the result of this module goes into"
+        return "what was summed held it: look at the operation that the result of this module goes into"
     if key.role is Role.MAIN_GRAD and key.slot == "before":
         return "the buffer held it before anything was added: who clears it, and when"
     return "look at this operation: its inputs were finite (level tensor in capture.rules keeps them)"
