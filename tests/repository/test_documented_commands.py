@@ -190,9 +190,10 @@ class Runner:
         if wrong := self._flags(command, words):
             return wrong
         words = [filled for word in words for filled in (demo_arguments() if word == "$ARGS" else [word])]
-        environment = {**os.environ, "MSP_DRY_RUN": "1"}
+        given = [word.split("=", 1) for word in shlex.split(command) if re.match(r"[A-Z_]+=", word)]
+        environment = {**os.environ, **dict(given), "MSP_DRY_RUN": "1"}
         environment["PATH"] = f"{Path('stand_ins').absolute()}{os.pathsep}{environment['PATH']}"
-        script = shlex.split(command)[0]
+        script = next(word for word in shlex.split(command) if not re.match(r"[A-Z_]+=", word))
         done = subprocess.run(
             ["bash", script, *words], env=environment, capture_output=True, text=True, check=False
         )
