@@ -130,9 +130,7 @@ class Runner:
         return wrong
 
     def _problem(self, command):
-        words = [
-            word for word in shlex.split(command) if word not in ("…", "...") or command.startswith(word)
-        ]
+        words = ["$ARGS" if word == "…" else word for word in shlex.split(command.removesuffix(" ..."))]
         given = {}
         while words and re.match(r"[A-Z_]+=", words[0]):
             name, _, value = words.pop(0).partition("=")
