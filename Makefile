@@ -1,7 +1,7 @@
 # make demo    set up and watch two real training runs diverge, be explained, and agree again; CASE=config … for others
 # make demo-mindspore    the same with MindSpore as the second backend
 # make test    set up, lint, type-check, run every test
-# The rest: lint fast matrix mindspore mindspeed long layouts bench framework-free oldest newest clean. `make help` lists them.
+# The rest: lint chromium fast matrix mindspore mindspeed long layouts bench framework-free oldest newest clean. `make help` lists them.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -47,7 +47,8 @@ NATIVE := .venv-mindspore-native
 NATIVE_VERSION := 2.10.0
 DEMO_MINDSPORE_MCORE := 0.12.1
 
-# msprobe, of which `make bench` takes the cost beside ours: in an environment of its own, before our torch.
+# msprobe, whose dumps are read and written, and of which `make bench` takes the cost beside ours: in an environment
+# of its own, before our torch (450 MB; a minute of CPU).
 MSPROBE := .venv-msprobe
 MSPROBE_VERSION := 26.2.0
 
@@ -61,7 +62,10 @@ export MSP_MCORE ?= $(CURDIR)/$(MCORE)
 export MSP_MINDSPORE_PYTHON ?= $(CURDIR)/$(MINDSPORE)/bin/python
 export MSP_MINDSPORE_NATIVE_PYTHON ?= $(CURDIR)/$(NATIVE)/bin/python
 
-.PHONY: help demo demo-mindspore test lint fast matrix mindspore mindspeed long layouts bench calibration tolerance-figures silentbench silentbench-healthy framework-free oldest newest package sbom clean
+# Where the tests of report.html find a browser; empty: none is here.
+CHROMIUM = $(firstword $(MSP_CHROMIUM) $(foreach name,chromium chromium-browser google-chrome google-chrome-stable,$(shell command -v $(name))))
+
+.PHONY: help demo demo-mindspore test chromium lint fast matrix mindspore mindspeed long layouts bench calibration tolerance-figures silentbench silentbench-msprobe silentbench-healthy framework-free oldest newest package sbom clean
 
 help:
 	@sed -n 's/^# make/make/p; s/^\([a-z-]*\):.*## /make \1\t/p' Makefile | expand -t 21
@@ -76,7 +80,19 @@ demo-mindspore: $(VENV)/.demo $(MINDSPORE)/.ready $(NATIVE)/.ready $(MCORE)/$(DE
 	PYTHONPATH="$(MSP_MCORE)/$(DEMO_MINDSPORE_MCORE)$${PYTHONPATH:+:$$PYTHONPATH}" $(BIN)/mindspeed-precision demo mindspore $(ARGS)
 
 # MindSpore first: what it installs, the others use.
-test: lint package mindspore fast matrix
+test: lint package chromium mindspore fast matrix
+
+# No error where it cannot be installed: the tests that need it are skipped and say why.
+chromium: ## a headless Chromium for the tests of report.html, by apt where that is possible
+	@if [[ -n "$(CHROMIUM)" ]]; then
+	  echo "Chromium for the tests of report.html: $(CHROMIUM)"
+	elif [[ "$$(id -u)" != 0 ]] || ! command -v apt-get >/dev/null; then
+	  echo "no Chromium here, and only root can install it, by apt: the browser tests of report.html are skipped (MSP_CHROMIUM=/path/to/chromium names one)"
+	elif ! { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; } >/dev/null; then
+	  echo "Chromium could not be installed by apt: the browser tests of report.html are skipped (MSP_CHROMIUM=/path/to/chromium names one)"
+	else
+	  echo "Chromium for the tests of report.html: $$(command -v chromium)"
+	fi
 
 lint: $(VENV)/.dev ## ruff and mypy
 	$(BIN)/ruff check .
@@ -86,7 +102,7 @@ lint: $(VENV)/.dev ## ruff and mypy
 fast: $(VENV)/.dev $(MCORE_TREES) ## tests that take seconds
 	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
-matrix: $(VENV)/.dev $(MCORE_TREES) ## tests that take minutes
+matrix: $(VENV)/.dev $(MCORE_TREES) $(MSPROBE)/.ready ## tests that take minutes
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m 'matrix and not long' $(ARGS)
 
 mindspore: $(MINDSPORE)/.ready $(NATIVE)/.ready ## tests that need MindSpore, in two environments of its own
@@ -125,9 +141,13 @@ tolerance-figures: $(VENV)/.dev $(MCORE)/$(DEMO_MCORE)/megatron/core/package_inf
 
 # The version in which some of the bugs are live.
 SILENTBENCH_MCORE := 0.16.1
-SILENTBENCH = PYTHONPATH="$(CURDIR):$(CURDIR)/tests$${PYTHONPATH:+:$$PYTHONPATH}" $(BIN)/python -W ignore -m silentbench.run --megatron "$(MSP_MCORE)/$(SILENTBENCH_MCORE)"
+SILENTBENCH_AS = PYTHONPATH="$(CURDIR):$(CURDIR)/tests$${PYTHONPATH:+:$$PYTHONPATH}" $(BIN)/python -W ignore -m
+SILENTBENCH = $(SILENTBENCH_AS) silentbench.run --megatron "$(MSP_MCORE)/$(SILENTBENCH_MCORE)"
 silentbench: $(VENV)/.dev $(MCORE)/$(SILENTBENCH_MCORE)/megatron/core/package_info.py ## real bugs, planted: what is found of them (half an hour; ARGS="B009 B012" or --runs DIRECTORY)
-	@$(SILENTBENCH) --json build/silentbench.json --card docs/silentbench.md $(ARGS)
+	@$(SILENTBENCH) --json build/silentbench.json --card docs/silentbench.md --msprobe docs/silentbench-msprobe.json $(ARGS)
+
+silentbench-msprobe: $(VENV)/.dev $(MSPROBE)/.ready $(MCORE)/$(SILENTBENCH_MCORE)/megatron/core/package_info.py ## the same bugs by msprobe's compare; not in CI (an hour; ARGS="B042 --modes statistics")
+	@$(SILENTBENCH_AS) silentbench.msprobe_run --megatron "$(MSP_MCORE)/$(SILENTBENCH_MCORE)" --python $(MSPROBE)/bin/python --json docs/silentbench-msprobe.json $(ARGS)
 
 silentbench-healthy: $(VENV)/.dev $(MCORE)/$(SILENTBENCH_MCORE)/megatron/core/package_info.py ## a hundred healthy trainings over layouts, types and seeds, of which nothing may be said
 	@$(SILENTBENCH) --healthy $(ARGS)
@@ -199,14 +219,14 @@ $(MINDSPEED_NEEDS)/.ready: | $(BIN)/python
 	$(PIP) install --no-deps --target $(MINDSPEED_NEEDS) scipy psutil pybind11
 	touch $@
 
-# What is not there costs no benchmark: it says so and goes on.
+# What is not there costs no benchmark and no test: it says so and goes on.
 $(MSPROBE)/.ready: | $(VENV)/.dev
 	@echo "installing mindstudio-probe $(MSPROBE_VERSION) into $(MSPROBE)"
 	rm -rf $(MSPROBE)
 	$(BIN)/python -m venv $(MSPROBE)
 	packages() { "$$1"/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }
 	echo "import site; site.addsitedir('$$(packages $(VENV))')" > "$$(packages $(MSPROBE))/behind.pth"
-	$(MSPROBE)/bin/python -m pip --quiet --disable-pip-version-check install mindstudio-probe==$(MSPROBE_VERSION) || echo "mindstudio-probe $(MSPROBE_VERSION) cannot be installed: the benchmark goes without it"
+	$(MSPROBE)/bin/python -m pip --quiet --disable-pip-version-check install mindstudio-probe==$(MSPROBE_VERSION) || echo "mindstudio-probe $(MSPROBE_VERSION) cannot be installed: the benchmark and its tests go without it"
 	touch $@
 
 # Each recipe ends with what makes the environment ready, or with the reason why there is none.

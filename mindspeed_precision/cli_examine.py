@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -76,15 +75,15 @@ def _ckpt(arguments: argparse.Namespace) -> int:
     found = compare_checkpoints(
         arguments.baseline, arguments.candidate, mapping=arguments.mapping, every=arguments.all
     )
-    return answer(found.examination, json=arguments.json, more={"parameters": list(found.parameters)})
+    return answer(found.examination, json=arguments.json, parameters=list(found.parameters))
 
 
-def answer(examination: Examination, *, json: bool, more: Mapping[str, Any] | None = None) -> int:
-    """Print what a command found, in JSON with what more it has; return its exit status."""
+def answer(examination: Examination, *, json: bool, **more: Any) -> int:
+    """Print what a command found, ``more`` only as JSON; return its exit status."""
     from mindspeed_precision.report.examination import examination_status, examination_text, show_examination
 
     if json:
-        sys.stdout.write(examination_text(examination, more))
+        sys.stdout.write(examination_text(examination, **more))
     else:
         show_examination(examination)
     status, reason = examination_status(examination)

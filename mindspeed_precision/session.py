@@ -25,7 +25,7 @@ from mindspeed_precision.config import Settings, load_settings
 from mindspeed_precision.errors import ConfigError, PatchError
 from mindspeed_precision.patching.declare import Effect, load_declarations, select, shipped_groups
 from mindspeed_precision.patching.session import PatchAudit, PatchSession
-from mindspeed_precision.records import Finding
+from mindspeed_precision.records import Finding, Severity
 
 CORE_PATCHES = ("wgrad", "fused_wgrad", "collectives", "reduce", "optimizer", "data")
 LOOP_PATCHES = ("loop", "loop_mindspeed_llm", "loop_mindspeed_mm")
@@ -103,6 +103,8 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         ended_well = error is None or (isinstance(error, SystemExit) and not error.code)
+        if ended_well and self._steps and self._recording is not None and not self._recording.steps_recorded:
+            self._say_that_nothing_was_recorded()
         try:
             if self._recording is not None:
                 ended_by = "" if ended_well or error is None else type(error).__name__
@@ -113,13 +115,23 @@ class Session:
             self._stack.close()
         if ended_well and self._recording is not None and not self._steps:
             raise PatchError("no training step was seen", remedy="call session.step() after each step")
-        if ended_well and self._recording is not None and not self._recording.steps_recorded:
-            raise ConfigError(
-                f"none of the {self._steps} steps was recorded",
-                where="steps",
-                found=repr(self.settings.steps.text),
-                remedy="steps count from 0, and from where a checkpoint left off",
-            )
+
+    def _say_that_nothing_was_recorded(self) -> None:
+        """Report that no step of ``steps`` was made: a training that ended well has not failed by that."""
+        last = self._step - (not self._driven)  # a loop of one's own has begun the next one
+        first = last - self._steps + 1
+        finding = Finding(
+            id="coverage.no_step_recorded",
+            severity=Severity.WARNING,
+            confidence=1.0,
+            title=f"none of the {self._steps} steps was recorded: the training made steps {first} to {last}, "
+            f"and steps={self.settings.steps.text} was to be recorded",
+            remedy=f"name steps from {first} to {last} in `steps`: they count from 0, and from where a "
+            "checkpoint left off",
+        )
+        self.findings.append(finding)
+        if capture_backend().rank()[0] == 0:
+            sys.stderr.write(f"mindspeed-precision: {finding.title}; {finding.remedy}\n")
 
     def before_setup(self) -> None:
         """The model is about to be built: settings that it reads from Megatron's arguments are made now."""

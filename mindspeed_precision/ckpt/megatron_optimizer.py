@@ -61,18 +61,13 @@ def states_of_rank(
     """
     found = OptimizerStates()
     optimizer = root.get("optimizer")
-    several = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
+    several = _optimizers(optimizer)
     parameters = list(_parameters(archive, chunks))
+    every = [group for one in several for group in _groups(one)]
     for number, one in enumerate(several):
         if isinstance(one, Mapping):
-            _of_one(
-                archive,
-                one,
-                parameters,
-                f"optimizer[{number}]" if len(several) > 1 else "optimizer",
-                found,
-                label,
-            )
+            prefix = f"optimizer[{number}]" if len(several) > 1 else "optimizer"
+            _of_one(archive, one, every, parameters, prefix, found, label)
     if sharded.is_file():
         buffers = TorchArchive(MappedFile(require_inside(sharded.parent, sharded)))
         args = namespace(root.get("args"))
@@ -81,6 +76,27 @@ def states_of_rank(
         found.placed += placed
         found.unread += unread
     return found
+
+
+def _optimizers(value: Any) -> list[Any]:
+    """Return the optimizers of a chain, by number or in a list; or the one that there is."""
+    if isinstance(value, (list, tuple)):
+        return list(value)
+    if isinstance(value, Mapping) and value and all(isinstance(key, int) for key in value):
+        return [value[key] for key in sorted(value)]
+    return [value]
+
+
+def _inner(optimizer: Any) -> Mapping[str, Any]:
+    """Return torch's optimizer inside of Megatron's."""
+    nested = optimizer.get("optimizer") if isinstance(optimizer, Mapping) else None
+    found = nested if isinstance(nested, Mapping) else optimizer
+    return found if isinstance(found, Mapping) else {}
+
+
+def _groups(optimizer: Any) -> list[Mapping[str, Any]]:
+    listed = _inner(optimizer).get("param_groups")
+    return [one for one in listed if isinstance(one, Mapping)] if isinstance(listed, (list, tuple)) else []
 
 
 def _parameters(archive: TorchArchive, chunks: Sequence[Mapping[str, Any]]) -> Iterator[ModelParameter]:
@@ -95,21 +111,19 @@ def _parameters(archive: TorchArchive, chunks: Sequence[Mapping[str, Any]]) -> I
 def _of_one(
     archive: TorchArchive,
     optimizer: Mapping[str, Any],
+    every: Sequence[Mapping[str, Any]],
     parameters: Sequence[ModelParameter],
     prefix: str,
     found: OptimizerStates,
     label: str,
 ) -> None:
-    nested = optimizer.get("optimizer")
-    inner: Mapping[str, Any] = nested if isinstance(nested, Mapping) else optimizer
-    groups = [one for one in inner.get("param_groups") or () if isinstance(one, Mapping)]
-    state = inner.get("state")
+    state = _inner(optimizer).get("state")
     states: Mapping[Any, Any] = state if isinstance(state, Mapping) else {}
     masters = next((optimizer[name] for name in _MASTERS if name in optimizer), ())
-    for number, group in enumerate(groups):
+    for number, group in enumerate(_groups(optimizer)):
         indices = [one for one in group.get("params") or () if isinstance(one, int)]
         kept = [states[index] if isinstance(states.get(index), Mapping) else {} for index in indices]
-        members = _members(group, groups, parameters, len(indices))
+        members = _members(group, every, parameters, len(indices))
         shapes = [_shape(one) for one in kept]
         fits = len(members) == len(indices) and all(
             shape in (None, member.reference.shape) for shape, member in zip(shapes, members, strict=False)
@@ -127,12 +141,12 @@ def _of_one(
 
 def _members(
     group: Mapping[str, Any],
-    groups: Sequence[Mapping[str, Any]],
+    every: Sequence[Mapping[str, Any]],
     parameters: Sequence[ModelParameter],
     count: int,
 ) -> list[ModelParameter]:
     """Return the parameters that a group should have, in order."""
-    flags = {name: any(one.get(name) for one in groups) for name in ("is_expert_parallel", "is_decoupled_lr")}
+    flags = {name: any(one.get(name) for one in every) for name in ("is_expert_parallel", "is_decoupled_lr")}
 
     def belongs(one: ModelParameter) -> bool:
         undecayed = one.name.endswith(".bias") or len(one.reference.shape) == 1
@@ -195,23 +209,19 @@ def group_numbers(optimizer: Any, archive: TorchArchive | None) -> dict[str, Any
     """Return what an optimizer keeps besides tensors: groups' numbers, loss scale, count of steps."""
     found: dict[str, Any] = {}
     steps: set[Any] = set()
-    several = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
+    several = _optimizers(optimizer)
     for number, one in enumerate(several):
         if not isinstance(one, Mapping):
             continue
         prefix = f"optimizer[{number}]" if len(several) > 1 else "optimizer"
-        nested = one.get("optimizer")
-        inner: Mapping[str, Any] = nested if isinstance(nested, Mapping) else one
-        state = inner.get("state")
+        state = _inner(one).get("state")
         kept = list(state.values()) if isinstance(state, Mapping) else []
         if isinstance(state, Mapping) and COMMON_STEP in state:
             steps.add(plain(state[COMMON_STEP], archive))
         steps |= {
             plain(values[STEP], archive) for values in kept if isinstance(values, Mapping) and STEP in values
         }
-        for place, group in enumerate(
-            one for one in inner.get("param_groups") or () if isinstance(one, Mapping)
-        ):
+        for place, group in enumerate(_groups(one)):
             told = {str(k): plain(v, archive) for k, v in group.items() if k != "params"}
             steps |= {told.pop(STEP)} if isinstance(told.get(STEP), (int, float)) else set()
             found[f"{prefix}.param_groups[{place}]"] = told

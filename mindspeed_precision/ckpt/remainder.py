@@ -21,6 +21,7 @@ _SECTION = "megatron_args"
 _OTHERWISE = frozenset({"vocab_size", "padded_vocab_size", "model_type"})
 """What means something else in another framework; rows of the vocabulary are compared as tensors."""
 
+_GROUPED = "group_query_attention"
 _SHORT = 48
 
 
@@ -145,6 +146,8 @@ def configurations(one: Checkpoint, two: Checkpoint) -> Configurations:
     both = [name for name in left if name in right]
     if one.family != two.family:
         both = [name for name in both if name not in _OTHERWISE]
+    if left.get(_GROUPED) is False and right.get(_GROUPED) is False:
+        both = [name for name in both if name != "num_query_groups"]  # nobody reads it then
     sides = [RunSettings(sections={_SECTION: {n: side[n] for n in both}}) for side in (left, right)]
     compared, apart = differences(*sides) if both else (0, [])
     return Configurations(

@@ -31,7 +31,9 @@ TENSOR_BUILDERS = frozenset(
 )
 """What makes a tensor of a storage; torch_npu's has a storage format as a further argument."""
 
-BYTES_OF = frozenset({"_codecs.encode", "builtins.bytes", "__builtin__.bytes", "builtins.bytearray"})
+BYTES_OF = frozenset(
+    {"_codecs.encode", "builtins.bytes", "__builtin__.bytes", "builtins.bytearray", "__builtin__.bytearray"}
+)
 
 
 def bytes_of(arguments: tuple[Any, ...]) -> bytes:
@@ -57,10 +59,11 @@ CONTAINERS: Mapping[str, Callable[[tuple[Any, ...]], Any]] = {
     "collections.OrderedDict": _dictionary,
     "collections.defaultdict": lambda arguments: {},
     "torch.Size": _sequence,
-    "builtins.set": lambda arguments: set(_sequence(arguments)),
-    "__builtin__.set": lambda arguments: set(_sequence(arguments)),
-    "builtins.frozenset": lambda arguments: frozenset(_sequence(arguments)),
-    "builtins.list": lambda arguments: list(_sequence(arguments)),
+    **dict.fromkeys(("builtins.set", "__builtin__.set"), lambda given: set(_sequence(given))),
+    **dict.fromkeys(
+        ("builtins.frozenset", "__builtin__.frozenset"), lambda given: frozenset(_sequence(given))
+    ),
+    **dict.fromkeys(("builtins.list", "__builtin__.list"), lambda given: list(_sequence(given))),
 }
 """Containers, by what makes them of the arguments that the pickle gives."""
 

@@ -57,7 +57,8 @@ def told_by_summaries(pair: Pair, baseline: Run, candidate: Run, *, exact: bool)
     one, two = sides[0], sides[1]
     if one.nonfinite or two.nonfinite:
         return _nonfinite(one, two)
-    return _equal(pair, one, two) if exact else None
+    alike = _computed_alike(pair) and baseline.framework == candidate.framework
+    return _equal(pair, one, two, alike=alike) if exact else None
 
 
 def _of_whom(sides: list[Summary | None]) -> str:
@@ -121,9 +122,8 @@ def _nonfinite(one: Summary, two: Summary) -> Decision:
     return Verdict.WITHIN_TOLERANCE, "NaN or infinity on both sides: of the other elements nothing is known"
 
 
-def _equal(pair: Pair, one: Summary, two: Summary) -> Decision:
-    """Demand equal numbers: those of one tool to the last digit, those of two as far as they are known."""
-    alike = _computed_alike(pair)
+def _equal(pair: Pair, one: Summary, two: Summary, *, alike: bool) -> Decision:
+    """Demand equal numbers: to the last digit where they were computed alike, else as far as known."""
     differing = [text for text, equal in _compared(pair, one, two, alike=alike) if not equal]
     if differing:
         return Verdict.DIVERGED, "; ".join(differing)

@@ -27,6 +27,7 @@ from mindspeed_precision.records import (
     Comparison,
     Diagnosis,
     Finding,
+    Pair,
     Phase,
     Role,
     Severity,
@@ -215,16 +216,24 @@ def _comparison_notes(comparisons: Sequence[Comparison]) -> list[str]:
         count = "1 record that differs was" if len(unseen) == 1 else f"{len(unseen)} records that differ were"
         notes.append(
             f"{count} judged by norm, minimum and maximum alone, which a permutation does not change (first "
-            f"{unseen[0].key.describe()}): record both runs with capture.level=sketch or tensor"
+            f"{unseen[0].key.describe()}): {_seen_by(unseen, 'sketch or tensor')}"
         )
     blind = [c for c in comparisons if direction_unseen(c)]
     if blind:
         level = "tensor" if any("sketch_low" in c.metrics for c in blind) else "sketch or tensor"
         notes.append(
             f"judged after an update by the norm alone, which hardly shows a wrong direction: "
-            f"{listed(c.key.fqn for c in blind)}: record both runs with capture.level={level}"
+            f"{listed(c.key.fqn for c in blind)}: {_seen_by(blind, level)}"
         )
     return notes
+
+
+def _seen_by(comparisons: Iterable[Comparison], level: str) -> str:
+    """Say how both runs would have to be recorded."""
+    pairs = (c.pair for c in comparisons if isinstance(c.pair, Pair))
+    if any(record.summary is not None for pair in pairs for record in (pair.baseline, pair.candidate)):
+        return "dump with msprobe's task tensor"
+    return f"record both runs with capture.level={level}"
 
 
 def _policy_notes(policy: Policy, scalars: Sequence[StepScalars]) -> list[str]:

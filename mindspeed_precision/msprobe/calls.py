@@ -7,11 +7,17 @@ the microbatch. Entries of modules are in the order in which they ended, those o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mindspeed_precision.msprobe.names import BACKWARD, EntryName, name_or_none
+from mindspeed_precision.msprobe.names import (
+    BACKWARD,
+    FORWARD,
+    PARAMETERS_GRAD,
+    EntryName,
+    name_or_none,
+)
 from mindspeed_precision.records import NO_MICROBATCH
 
 OUTSIDE = ("optimizer", "clip_grad")
@@ -27,7 +33,7 @@ class Moment:
     Attributes:
         microbatch: of the step; ``NO_MICROBATCH`` where that is not known.
         occurrence: nth call of its module, or of the operation in its module, in the microbatch.
-        recomputed: it ran inside the backward pass of its microbatch.
+        recomputed: it ran again, inside the backward pass.
     """
 
     microbatch: int
@@ -70,12 +76,26 @@ class Construct:
             seen.add(parent)
             parent = self.parents.get(parent)
 
+    def outermost(self, name: str) -> str:
+        """Return the path of the outermost forward call that a call ran inside, or its own.
+
+        Of a recomputation that is not the model: it runs inside the backward pass.
+        """
+        around = [name]
+        for parent in self.ancestors(name):
+            if f".{BACKWARD}." in parent:
+                break
+            around.append(parent)
+        return around[-1].rpartition(f".{FORWARD}.")[0]
+
     def outside(self, name: str) -> bool:
         """Tell whether it ran behind the backward pass, in clipping or the optimizer."""
         return self.parents.get(name) in OUTSIDE
 
 
-def moments(names: Mapping[str, EntryName], construct: Construct) -> dict[str, Moment]:
+def moments(
+    names: Mapping[str, EntryName], construct: Construct, fqn: Callable[[EntryName], str]
+) -> dict[str, Moment]:
     """Return when each call was made.
 
     A backward call is of the microbatch of its forward one. Where no schedule of Megatron's counted, call N
@@ -84,40 +104,50 @@ def moments(names: Mapping[str, EntryName], construct: Construct) -> dict[str, M
     Args:
         names: of the entries.
         construct: of the step.
+        fqn: gives a module its canonical name.
     """
     found: dict[str, Moment] = {}
     seen: Counter[tuple[object, ...]] = Counter()
-    for name in sorted(names.values(), key=lambda name: (not name.is_forward, not name.is_module, name.call)):
+    tops: dict[tuple[object, ...], str] = {}
+    for name in sorted(names.values(), key=_counted_first):
         if name.direction == BACKWARD and name.forward in found:
             found[name.text] = found[name.forward]
             continue
         around = names.get(construct.parents.get(name.text) or "")
         inside = found.get(around.text) if around is not None and not name.is_module else None
-        microbatch = _microbatch(name, construct, inside)
-        recomputed = _recomputed(name, microbatch, construct) if inside is None else inside.recomputed
-        recomputed = recomputed and (around is None or around.is_forward or name.is_module)
+        microbatch = _microbatch(name, construct, inside, names)
         owner = None if name.is_module or around is None else (around.path, around.direction == BACKWARD)
         owner = owner if owner != ("", False) else None  # what runs beside the model is numbered with its own
-        place = (owner, name.path, name.chunk, name.wrappers, name.direction, microbatch, recomputed)
-        found[name.text] = Moment(microbatch=microbatch, occurrence=seen[place], recomputed=recomputed)
-        seen[place] += 1
+        place = (owner, fqn(name), name.wrappers, name.direction, microbatch)
+        if name.is_module:
+            top = construct.outermost(name.text)
+            recomputed = name.is_forward and tops.setdefault((place, name.chunk), top) != top
+        else:
+            recomputed = inside is not None and inside.recomputed and around is not None and around.is_forward
+        found[name.text] = Moment(
+            microbatch=microbatch, occurrence=seen[place, recomputed], recomputed=recomputed
+        )
+        seen[place, recomputed] += 1
     return found
 
 
-def _microbatch(name: EntryName, construct: Construct, inside: Moment | None) -> int:
+def _counted_first(name: EntryName) -> tuple[bool, bool, int, int]:
+    return not name.is_forward, not name.is_module, name.call, name.chunk or 0
+
+
+def _microbatch(
+    name: EntryName, construct: Construct, inside: Moment | None, names: Mapping[str, EntryName]
+) -> int:
+    """Return the microbatch of a call; of several chunks Megatron counts all forward steps together."""
+    if name.chunk is not None and name.is_module:
+        around = (names.get(parent) for parent in construct.ancestors(name.text))
+        model = next((one for one in around if one is not None and one.is_forward and not one.path), None)
+        return name.call if model is None else model.call
+    if inside is not None:
+        return inside.microbatch
     if name.text in construct.microbatches:
         return construct.microbatches[name.text]
-    if name.is_module:
-        return name.call
-    return inside.microbatch if inside is not None else NO_MICROBATCH
-
-
-def _recomputed(name: EntryName, microbatch: int, construct: Construct) -> bool:
-    """Tell whether a forward ran inside a backward of the same microbatch."""
-    return name.is_forward and any(
-        f".{BACKWARD}." in parent and construct.microbatches.get(parent) == microbatch
-        for parent in construct.ancestors(name.text)
-    )
+    return name.call if name.is_module else NO_MICROBATCH
 
 
 def _stale(name: str, parent: str | None, microbatches: Mapping[str, int]) -> bool:
@@ -159,7 +189,9 @@ def events(entries: Iterable[str], construct: Construct) -> list[Event]:
             found.append(Event(name=name, ended=False))
 
     for name in order:
-        around = [parent for parent in construct.ancestors(name) if parent in known]
+        backward = name.replace(f".{PARAMETERS_GRAD}.", f".{BACKWARD}.")  # what a gradient arrives in
+        arrived = [backward] if backward != name and backward in known else []
+        around = [*arrived, *(parent for parent in construct.ancestors(backward) if parent in known)]
         for parent in reversed(around[: _until_begun(around, begun)]):
             begin(parent)
         begin(name)

@@ -9,6 +9,7 @@ from typing import Any
 
 from mindspeed_precision.msprobe.calls import Construct, Moment, events, moments, parsed
 from mindspeed_precision.msprobe.names import BACKWARD, MODULE_KINDS, PARAMETERS_GRAD, EntryName
+from mindspeed_precision.msprobe.numbering import layers_before
 from mindspeed_precision.msprobe.operations import computes_wgrad, first_unread
 from mindspeed_precision.msprobe.tensors import DumpedTensor, tensors_of
 from mindspeed_precision.records import NO_MICROBATCH, Phase, RecordKey, Role
@@ -37,6 +38,11 @@ class Seen:
         """Whether it is of a call of a module."""
         return self.entry.startswith(tuple(f"{kind}." for kind in MODULE_KINDS))
 
+    @property
+    def at_gemm(self) -> bool:
+        """Whether it is of the product that gives dW."""
+        return self.key.phase is Phase.WGRAD
+
 
 @dataclass(kw_only=True)
 class StepEntries:
@@ -64,10 +70,10 @@ class StepEntries:
         self.names, odd = parsed(self.data)
         for name in odd:
             self.skip("entries have a name that is none of msprobe's", name)
-        self.moments: Mapping[str, Moment] = moments(self.names, self.construct)
         modules = [name for name in self.names.values() if name.is_module]
         self._depth = max((name.wrappers for name in modules if not name.path), default=0)
-        self._layers = _layers(modules)
+        self._layers = layers_before(modules)
+        self.moments: Mapping[str, Moment] = moments(self.names, self.construct, self.fqn)
         self._lists: dict[tuple[str, str], list[DumpedTensor]] = {}
         self.parameters = self._parameters()
 
@@ -277,30 +283,10 @@ class StepEntries:
             role=role,
             slot=slot,
             occurrence=moment.occurrence,
-            recomputed=moment.recomputed,
+            recomputed=moment.recomputed and phase is Phase.FPROP,
         )
         return Seen(key=key, tensor=tensor, entry=name.text)
 
 
 def _described(value: Any) -> bool:
     return value is None or (isinstance(value, dict) and isinstance(value.get("type"), str))
-
-
-def _layers(modules: list[EntryName]) -> dict[int, dict[str, int]]:
-    """Return by chunk, and by name of a list of layers, how many layers earlier chunks have."""
-    sizes: dict[str, dict[int, int]] = {}
-    for name in modules:
-        parts = name.path.split(".")
-        for at, part in enumerate(parts[:-1]):
-            if part == "layers" and parts[at + 1].isdigit():
-                of_list = sizes.setdefault(".".join(parts[: at + 1]), {})
-                chunk = name.chunk or 0
-                of_list[chunk] = max(of_list.get(chunk, 0), int(parts[at + 1]) + 1)
-                break
-    before: dict[int, dict[str, int]] = {}
-    for path, of_list in sizes.items():
-        total = 0
-        for chunk in sorted(of_list):
-            before.setdefault(chunk, {})[path] = total
-            total += of_list[chunk]
-    return before

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 from mindspeed_precision.align.compatible import numbers_text
@@ -20,7 +19,9 @@ from mindspeed_precision.compare import Policy, load_policy
 from mindspeed_precision.dump.reader import RankRecords, Run
 from mindspeed_precision.errors import IncomparableError
 from mindspeed_precision.msprobe.checksums import without_raced
+from mindspeed_precision.msprobe.numbering import numbers_of, renumbered
 from mindspeed_precision.msprobe.parts import PART
+from mindspeed_precision.msprobe.rank_records import OPERATION
 from mindspeed_precision.msprobe.reader import is_dump
 from mindspeed_precision.record.elements import UNIT_ROUNDOFF
 from mindspeed_precision.record.placement import canonical_index
@@ -31,6 +32,7 @@ from mindspeed_precision.records import (
     Phase,
     Placement,
     RecordKey,
+    Role,
     Side,
     TensorRecord,
     Unmatched,
@@ -38,9 +40,6 @@ from mindspeed_precision.records import (
 
 POLICY = "msprobe"
 """For a dump of msprobe and one of our runs."""
-
-_NUMBERED = ("layers", "local_experts")
-"""Lists of modules that a rank numbers from 0 and the whole model does not."""
 
 _PLACING = {
     "transformer_config": (
@@ -64,6 +63,8 @@ def beside(baseline: Run, candidate: Run) -> tuple[Run, Run]:
         IncomparableError: the dump is of other ranks than the run.
     """
     if is_dump(baseline) and is_dump(candidate):
+        if baseline.framework != candidate.framework:
+            return _with_first_gradients(baseline), _with_first_gradients(candidate)
         return without_raced(baseline, candidate)
     if is_dump(baseline):
         return _adapted(baseline, candidate), candidate
@@ -78,6 +79,26 @@ def default_beside(baseline: Run, candidate: Run) -> Policy | None:
     return replace(load_policy(POLICY), why=f"taken because the {side.value} is a dump of msprobe")
 
 
+def _with_first_gradients(dump: Run) -> Run:
+    """Return a dump with what ``main_grad`` held after the first microbatch as dW of it, which it is.
+
+    Of MindSpore msprobe has the gradient of each microbatch, of torch the sum so far.
+    """
+    ranks = {
+        number: replace(rank, records=tuple(_as_first_gradient(record) for record in rank.records))
+        for number, rank in dump.ranks.items()
+    }
+    return replace(dump, ranks=ranks)
+
+
+def _as_first_gradient(record: TensorRecord) -> TensorRecord:
+    key = record.key
+    if key.phase is not Phase.ACCUMULATE or key.microbatch != 0:
+        return record
+    role = Role.BGRAD if key.fqn.endswith(".bias") else Role.WGRAD
+    return replace(record, key=replace(key, phase=Phase.WGRAD, role=role, slot=""))
+
+
 def _adapted(dump: Run, ours: Run) -> Run:
     if not dump.ranks.keys() <= ours.ranks.keys():
         raise IncomparableError(
@@ -89,6 +110,9 @@ def _adapted(dump: Run, ours: Run) -> Run:
         )
     ranks = {number: _adapted_rank(rank, ours.ranks[number]) for number, rank in dump.ranks.items()}
     notes = list(dump.notes)
+    operations = sum(len(rank.records) - len(ranks[n].records) for n, rank in dump.ranks.items())
+    if operations:
+        notes.append(f"{operations} records of operations (L1) not compared: our runs record modules, and dW")
     if ours.ranks[next(iter(dump.ranks))].coordinates.world_size > 1:
         notes.append("its parallel layout, and the numbers of its layers, are taken from the other run")
     config = {
@@ -109,12 +133,12 @@ def _adapted_rank(rank: RankRecords, other: RankRecords) -> RankRecords:
 
     The other run declares every parameter: what a dump saw of them says nothing more.
     """
-    numbers = _numbers(rank, other)
+    numbers = numbers_of(rank, other)
     known = {record.key: record for record in other.records}
     placements = {p.fqn: p.placement for p in other.parameters}
     records, at = [], -1
-    for own in rank.records:
-        named = replace(own, key=replace(own.key, fqn=_renumbered(own.key.fqn, numbers)))
+    for own in (record for record in rank.records if record.note != OPERATION):
+        named = replace(own, key=replace(own.key, fqn=renumbered(own.key.fqn, numbers)))
         partner = known.get(named.key)
         at = partner.seq if partner is not None else at
         placed = partner is not None and named.payload is not None
@@ -126,33 +150,6 @@ def _adapted_rank(rank: RankRecords, other: RankRecords) -> RankRecords:
         records=tuple(replace(record, seq=seq) for seq, record in enumerate(ordered)),
         parameters=(),
     )
-
-
-def _numbers(rank: RankRecords, other: RankRecords) -> Mapping[str, Mapping[int, int]]:
-    """Return by list of modules which number of the whole model each number of the rank is."""
-    found: dict[str, Mapping[int, int]] = {}
-    for name in _NUMBERED:
-        own, theirs = (
-            sorted({n for r in side.records for n in _numbers_in(r.key.fqn, name)}) for side in (rank, other)
-        )
-        if own != theirs and len(own) == len(theirs):
-            found[name] = dict(zip(own, theirs, strict=True))
-    return found
-
-
-def _numbers_in(fqn: str, name: str) -> Iterable[int]:
-    parts = fqn.split(".")
-    return (int(b) for a, b in pairwise(parts) if a == name and b.isdigit())
-
-
-def _renumbered(fqn: str, numbers: Mapping[str, Mapping[int, int]]) -> str:
-    if not numbers:
-        return fqn
-    parts = fqn.split(".")
-    for at, part in enumerate(parts[:-1]):
-        if part in numbers and parts[at + 1].isdigit():
-            parts[at + 1] = str(numbers[part].get(int(parts[at + 1]), int(parts[at + 1])))
-    return ".".join(parts)
 
 
 def _placed(
@@ -181,16 +178,18 @@ def without_uncaptured(alignment: Alignment) -> Alignment:
     side = Side.BASELINE if one else Side.CANDIDATE
     dump = alignment.baseline if one else alignment.candidate
     pairs = [pair for pair in alignment.pairs if not _only_a_part(pair)]
+    ours = alignment.candidate if one else alignment.baseline
     captured = _Captured(dump, alignment.ranks)
-    left, alone, operations = [], Counter[str](), 0
+    watched = {r.key.fqn for n in alignment.ranks for r in ours.ranks[n].records if _at_gemm(r.key)}
+    left, alone, gemms = [], Counter[str](), 0
     for unmatched in alignment.unmatched:
         if unmatched.side is not side and not captured.knows(unmatched.key):
             alone[f"{unmatched.key.phase.value}/{unmatched.key.role.value}"] += 1
-        elif unmatched.side is side and captured.operation(unmatched.key):
-            operations += 1
+        elif unmatched.side is side and _at_gemm(unmatched.key) and unmatched.key.fqn not in watched:
+            gemms += 1
         else:
             left.append(unmatched)
-    notes = _notes(alignment, side, left, len(alignment.pairs) - len(pairs), operations, alone)
+    notes = _notes(alignment, side, left, len(alignment.pairs) - len(pairs), gemms, alone)
     return replace(alignment, pairs=tuple(pairs), unmatched=tuple(left), notes=(*alignment.notes, *notes))
 
 
@@ -216,9 +215,10 @@ class _Captured:
         gradient = key.phase is Phase.ACCUMULATE and owner in self._modules
         return gradient and (key.phase, key.role, key.slot) in self._kinds
 
-    def operation(self, key: RecordKey) -> bool:
-        """Tell whether a record is of an operation, which has a class of API for a part of its name."""
-        return any(part[:1].isupper() for part in key.fqn.split("."))
+
+def _at_gemm(key: RecordKey) -> bool:
+    """Tell whether a record is of dW at its GEMM or of an operand."""
+    return key.phase is Phase.WGRAD and key.role in (Role.GRAD_OUTPUT, Role.INPUT, Role.WGRAD)
 
 
 def _only_a_part(pair: Pair) -> bool:
@@ -243,7 +243,7 @@ def _notes(
     side: Side,
     left: Sequence[Unmatched],
     parts: int,
-    operations: int,
+    gemms: int,
     alone: Mapping[str, int],
 ) -> list[str]:
     """Say how much of the dump was aligned, and what of either run was not looked at."""
@@ -260,9 +260,9 @@ def _notes(
             f"{where}: {parts} aligned gradients not judged: they are the part that flows through one module "
             "of a tensor that others read, too, and the other run recorded the whole"
         )
-    if operations:
+    if gemms:
         notes.append(
-            f"{where}: {operations} records of operations (L1) not compared: our runs record modules and dW"
+            f"{where}: {gemms} records of dW at products that the other run does not watch: not compared"
         )
     if alone:
         kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(alone).most_common())

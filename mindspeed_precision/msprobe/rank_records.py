@@ -26,6 +26,9 @@ from mindspeed_precision.records import (
     TensorRecord,
 )
 
+OPERATION = "of an operation, no module"
+"""Note of a record that our runs have no counterpart of."""
+
 _UNKNOWN = Digest(fingerprint=0, unordered=0, exact=False)
 
 
@@ -99,7 +102,8 @@ class _Building:
                 same = known[one.key].summary == one.tensor.summary
                 self.doubled["equal" if same else "other"] += 1
                 continue
-            known[one.key] = self.record(one, step.directory, parts.get(number, ""))
+            note = parts.get(number, "") if one.of_module or one.at_gemm else OPERATION
+            known[one.key] = self.record(one, step.directory, note)
         number = step.entries.step
         self.records[number] += known.values()
         before = number - 1 if number > 0 else INIT_STEP

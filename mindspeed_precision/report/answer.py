@@ -1,4 +1,4 @@
-"""The answer in a few parts: what console, ``report.html`` and ``report.md`` put first, all from one place."""
+"""The answer in a few parts: what console, ``report.html`` and ``report.md`` put first."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -25,10 +26,9 @@ def packed_details(diagnosis: Diagnosis, grid: Grid, *, room: int) -> tuple[list
         The chunks, and of how many cells they are.
     """
     chunks: list[str] = []
-    places = list(_by_interest(diagnosis, grid))
+    places = _by_interest(diagnosis, grid)
     taken = 0
-    for start in range(0, len(places), CHUNK):
-        some = places[start : start + CHUNK]
+    while some := list(islice(places, CHUNK)):
         text = packed_ready([detail(diagnosis.comparisons[number], row, col) for row, col, number in some])
         if len(text) > room:
             break
@@ -39,7 +39,7 @@ def packed_details(diagnosis: Diagnosis, grid: Grid, *, room: int) -> tuple[list
 
 
 def _by_interest(diagnosis: Diagnosis, grid: Grid) -> Iterator[tuple[int, int, int]]:
-    """Yield row, column and number: origins, first divergences of rows, worst cells, the first of the rest."""
+    """Yield row, column and number: origins, where rows first differ, where they differ most, the rest."""
     origins = {id(origin.comparison) for origin in diagnosis.origins}
     priority = np.full(grid.cells.shape, 4, np.int64)
     verdicts = grid.cells & 7
@@ -78,7 +78,7 @@ def detail(comparison: Comparison, row: int, col: int) -> list[Any]:
 
 
 def side_of(record: TensorRecord, pair: Pair | None, side: Side) -> Any:
-    """Return a record as a list: shape, dtype, layout, bits, statistics, histogram, and what is said of it."""
+    """Return a record as a list: shape, dtype, layout, bits, statistics, histogram, what is said of it."""
     layout, digest = record.layout, record.digest
     return [
         list(record.shape),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, TextIO
 
@@ -61,8 +60,8 @@ def show_examination(answer: Examination, *, stream: TextIO | None = None) -> No
     print_blocks(examination_blocks(answer), stream)
 
 
-def examination_text(answer: Examination, more: Mapping[str, Any] | None = None) -> str:
-    """Return the examination as JSON, for machines: the same facts, and what more the command has."""
+def examination_text(answer: Examination, **more: Any) -> str:
+    """Return the examination as JSON, for machines: the same facts, and what a command has beside them."""
     plain = {
         "schema": SCHEMA,
         "command": answer.command,
@@ -72,7 +71,7 @@ def examination_text(answer: Examination, more: Mapping[str, Any] | None = None)
         "outcomes": [asdict(outcome) for outcome in answer.outcomes],
         "tables": {title: list(lines) for title, lines in answer.tables.items()},
         "notes": list(answer.notes),
-        **(more or {}),
+        **more,
     }
     return json.dumps(jsonable(plain), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
 

@@ -1,4 +1,4 @@
-"""What a comparison writes: ``verdict.json``, the table of comparisons, the settings of a second pass, reports."""
+"""What a comparison writes: ``verdict.json``, comparisons, the settings of a second pass, the reports."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ CODES: Mapping[Verdict, int] = {
     Verdict.MISSING: 4,
     Verdict.DIVERGED: 5,
 }
-"""Lowest three bits of a cell, the worst one highest; 0: nothing was recorded. The next four are the level."""
+"""Lowest three bits of a cell, the worst one highest; 0: nothing was recorded. The next four: the level."""
 
 BELOW = 128
 """Bit of a cell whose level is a bound below: of the norm alone."""

@@ -71,8 +71,8 @@ def growth_of(diagnosis: Diagnosis) -> Growth:
         if place not in worst or _badness(comparison) > _badness(worst[place]):
             worst[place] = comparison
     points: dict[tuple[int, str], list[Point]] = {}
-    for (step, series, module), comparison in sorted(worst.items(), key=lambda item: item[0]):
-        points.setdefault((step, series), []).append(_point(module, comparison))
+    for (step, series, number), comparison in sorted(worst.items(), key=lambda item: item[0]):
+        points.setdefault((step, series), []).append(_point(number, comparison))
     return Growth(
         modules=shown,
         steps=tuple(sorted(steps)),

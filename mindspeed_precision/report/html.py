@@ -220,7 +220,7 @@ def _next(diagnosis: Diagnosis, config: str) -> Iterator[str]:
 
 
 def _asset(name: str) -> str:
-    return files("mindspeed_precision.report").joinpath("page", name).read_text(encoding="utf-8")
+    return (files("mindspeed_precision.report") / "page" / name).read_text(encoding="utf-8")
 
 
 def _policy(style: str, script: str) -> str:

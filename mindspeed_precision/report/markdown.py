@@ -162,7 +162,7 @@ def _training(training: Training | None) -> Iterator[str]:
         return
     known = [one for one in training.differences if one.severity is not Severity.INFO]
     if known:
-        yield f"### Configuration: {len(known)} of {training.arguments} arguments differ and may change numbers"
+        yield f"### Configuration: {len(known)} of {training.arguments} arguments differ and may matter"
         yield ""
         rows = [
             (
@@ -177,12 +177,12 @@ def _training(training: Training | None) -> Iterator[str]:
     if training.apart:
         yield f"### Parameters: {len(training.apart)} of {training.parameters} are not trained alike"
         yield ""
-        rows = [
+        parameters = [
             (code(one.fqn), plain(name), code(two[0]), code(two[1]))
             for one in training.apart[:MOST_ROWS]
             for name, two in one.cells.items()
         ]
-        yield from _table(("parameter", "", "baseline", "candidate"), rows)
+        yield from _table(("parameter", "", "baseline", "candidate"), parameters)
         yield from _more(len(training.apart) - MOST_ROWS)
 
 

@@ -20,8 +20,8 @@ class Size:
 
     Attributes:
         value: ``‖b - a‖ / ‖a‖``; infinity where the baseline is zero.
-        source: ``elements``; ``sketch`` (an estimate); ``norm``: the change of the norm, below which the error
-            is not.
+        source: ``elements``; ``sketch`` (an estimate); ``policy``: by the bound that decided; ``norm``: the
+            change of the norm, below which the error is not.
     """
 
     value: float
@@ -63,6 +63,6 @@ def in_tolerances(comparison: Comparison) -> Size | None:
 
 
 def level_of(comparison: Comparison) -> tuple[int, bool]:
-    """Return 1 to ``len(LEVELS) + 1`` by ``in_tolerances``, and whether that is a bound below; 0: not known."""
+    """Return a level from 1 by ``in_tolerances`` (0: not known), and whether it is a bound below."""
     size = in_tolerances(comparison)
     return (0, False) if size is None else (bisect_left(LEVELS, size.value) + 1, size.source == "norm")

@@ -28,6 +28,8 @@ class Gemm:
 def divergent_gemms(diagnosis: Diagnosis) -> tuple[Gemm, ...]:
     """Return the origins that are dW at a GEMM, first one first, with their operands."""
     origins = [o for o in diagnosis.origins if o.key.phase is Phase.WGRAD and o.key.role is Role.WGRAD]
+    if not origins:
+        return ()
     wanted = {(o.key.step, o.key.microbatch, _module(o.key.fqn), o.ranks[0]) for o in origins[:MOST_GEMMS]}
     found: dict[tuple[int, int, str, int], dict[Role, Comparison]] = {}
     for place, comparison in _of_gemms(diagnosis):

@@ -1,4 +1,4 @@
-"""What the two runs were given to do, side by side: parameter groups, configuration, and what was not checked."""
+"""What the two runs were given to do, side by side: groups, configuration, what could not be checked."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ _HARMLESS = {"\n", "\t"}
 
 
 def visible_text(text: str) -> str:
-    """Return a text with control, format and surrogate characters as escapes (``\\u202e``).
+    r"""Return a text with control, format and surrogate characters as escapes (``\u202e``).
 
     Such characters (categories Cc, Cf, Cs, and the line and paragraph separators) turn the direction of what
     follows, or cannot be seen.

@@ -14,6 +14,8 @@ HEAD = 16
 """Channels of a head: even halves for rotary embeddings, and what fused attention takes on an NPU."""
 GRAIN = 16
 """Widths are multiples of it on each rank."""
+LARGEST = 10**9
+"""The largest size that is taken for one: beyond it somebody slipped."""
 _PIECES = re.compile(r"\[\s*([01])\s*\]\s*\*\s*(\d+)")
 
 
@@ -90,11 +92,7 @@ def _uneven(arguments: Arguments, changes: Changes) -> None:
 
 def shrink_width(arguments: Arguments, sizes: Parallel, changes: Changes) -> int:
     """Shrink heads, hidden size and ffn; return the hidden size."""
-    old_heads, old_hidden = arguments.integer("num_attention_heads", 0), arguments.integer("hidden_size", 0)
-    if old_heads < 1 or old_hidden < 1:
-        raise ConfigError(
-            "no width", where="--hidden-size, --num-attention-heads", found=f"{old_hidden}, {old_heads}"
-        )
+    old_heads, old_hidden = _size(arguments, "num_attention_heads"), _size(arguments, "hidden_size")
     heads = _shrink_heads(arguments, sizes, changes, old_heads)
     old_channels = arguments.integer("kv_channels", old_hidden // old_heads)
     channels = min(old_channels, HEAD)
@@ -121,6 +119,24 @@ def shrink_width(arguments: Arguments, sizes: Parallel, changes: Changes) -> int
         f"sums of a GEMM over {old_hidden} channels, and kernels chosen for that size: now {hidden}"
     )
     return hidden
+
+
+def _size(arguments: Arguments, setting: str) -> int:
+    """Return a size that the model must have.
+
+    Raises:
+        ConfigError: it is not given, or is no whole number from 1 to ``LARGEST``.
+    """
+    given, found = arguments.last(setting), arguments.number(setting)
+    if isinstance(found, int) and 1 <= found <= LARGEST:
+        return found
+    raise ConfigError(
+        "no size of a model",
+        where=f"--{setting.replace('_', '-')}",
+        found="it is not given" if given is None else " ".join(given.values),
+        expected=f"a whole number from 1 to {LARGEST}",
+        remedy="give the size of the model that is to be shrunk",
+    )
 
 
 def _shrink_heads(arguments: Arguments, sizes: Parallel, changes: Changes, old: int) -> int:

@@ -51,14 +51,18 @@ MAY_IMPORT = {
     "shrink": {"launches", "preflight", "verify"},
     "live": {"record", "report"},  # report: the bar
     "export": {"dump"},
+    "evaluation": set(),
+    "samples": {"dump", "verify", "report"},
     "certify": {"dump", "align", "launches", "determinism", "flow"},  # flow: what `compare` is
     "preflight": {"launches", "determinism", "verify"},
+    "msprobe": {"dump", "align", "compare"},
     "report": {"dump", "align", "compare", "diagnose", "verify", "patching"},  # patching: `patches list`
 }
 ANYTHING = {"testing"}  # plays whole runs, so it may touch every stage
 NO_FRAMEWORK = {
     *("record", "dump", "align", "compare", "diagnose", "verify", "report"),
-    *("launches", "preflight", "shrink", "certify", "live", "export", "ckpt"),
+    *("launches", "preflight", "shrink", "certify", "live", "export", "evaluation", "samples", "ckpt"),
+    "msprobe",
 }
 
 

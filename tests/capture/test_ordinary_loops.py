@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
-from mindspeed_precision import compare_runs, load_run  # noqa: E402
+from mindspeed_precision import check_run, compare_runs, load_run  # noqa: E402
 from mindspeed_precision.errors import ConfigError  # noqa: E402
 from mindspeed_precision.records import Phase, Role  # noqa: E402
 from mindspeed_precision.session import Session  # noqa: E402
@@ -172,11 +172,33 @@ def test_a_model_that_is_never_in_train_mode_is_an_error_that_says_so(record):
     assert "train mode" in finding["title"]
 
 
-@pytest.mark.parametrize("override", ["ranks=7", "steps=50-60"])
-def test_a_selection_of_nothing_is_an_error(record, override):
+def test_ranks_that_are_not_there_are_an_error(record):
     model = nn.Linear(4, 4)
-    with pytest.raises(ConfigError, match=override.partition("=")[0]):
-        record(model, None, lambda: model(torch.ones(2, 4)).sum().backward(), overrides=[override])
+    with pytest.raises(ConfigError, match="ranks"):
+        record(model, None, lambda: model(torch.ones(2, 4)).sum().backward(), overrides=["ranks=7"])
+
+
+def test_steps_that_were_not_made_are_told_and_fail_no_training(record, capsys):
+    model = nn.Linear(4, 4)
+
+    def step():
+        model(torch.ones(2, 4)).sum().backward()
+
+    run = record(model, None, step, overrides=["steps=50-60"])
+    (told,) = run.manifest["findings"]
+    assert told["id"] == "coverage.no_step_recorded"
+    assert "the training made steps 0 to 1, and steps=50-60" in told["title"]
+    assert capsys.readouterr().err.count("none of the 2 steps was recorded") == 1
+    found = {finding.id: finding for finding in check_run(run).findings}
+    assert found["coverage.no_step_recorded"].severity.value == "warning"
+    assert "vacuous.no_records" in found
+
+
+def test_steps_that_were_made_are_no_finding(record, capsys):
+    model = nn.Linear(4, 4)
+    run = record(model, None, lambda: model(torch.ones(2, 4)).sum().backward(), overrides=["steps=1-60"])
+    assert run.manifest["findings"] == []
+    assert capsys.readouterr().err == ""
 
 
 def test_a_rule_that_matches_nothing_is_named(record, tmp_path):

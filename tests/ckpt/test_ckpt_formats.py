@@ -190,6 +190,7 @@ class Opaque:
 def test_mindformers_names_and_optimizer_prefixes(apart, huggingface, answer, tmp_path):
     mine = {}
     for name, value in apart.items():
+        own = name
         for old, new in (
             ("embed_tokens.weight", "tok_embeddings.embedding_weight"),
             (".self_attn.q_proj.", ".attention.wq."),
@@ -203,8 +204,8 @@ def test_mindformers_names_and_optimizer_prefixes(apart, huggingface, answer, tm
             (".post_attention_layernorm.", ".ffn_norm."),
             (".norm.", ".norm_out."),
         ):
-            name = name.replace(old, new)
-        mine[name] = value
+            own = own.replace(old, new)
+        mine[own] = value
     states = {
         f"{prefix}.{name}": value * 0.1 for name, value in mine.items() for prefix in ("adam_m", "adam_v")
     }
@@ -247,7 +248,7 @@ def test_fused_weights_of_chatglm(apart, huggingface, answer, tmp_path):
 
 
 def test_heads_that_nobody_states_are_found_by_trying(apart, answer, tmp_path):
-    fused = {name: value for name, value in megatron_parameters(apart).items()}
+    fused = megatron_parameters(apart)
     from checkpoint_files import hosts
 
     write_payload(tmp_path / "mine.safetensors", hosts(fused))

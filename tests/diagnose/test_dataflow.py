@@ -11,6 +11,7 @@ from mindspeed_precision.diagnose.dataflow import RULES, rule_for
 from mindspeed_precision.diagnose.divergence import find_origins
 from mindspeed_precision.diagnose.graph import Graph, make_node
 from mindspeed_precision.diagnose.rules import finding_ids
+from mindspeed_precision.evaluation.comparing import FINDINGS as EVALUATION
 from mindspeed_precision.preflight import PREFLIGHT
 from mindspeed_precision.records import (
     Comparison,
@@ -35,7 +36,9 @@ def documented_ids() -> set[str]:
 
 
 def test_every_finding_is_documented_and_every_documented_one_exists():
-    assert documented_ids() == finding_ids() | INVARIANTS.ids() | PREFLIGHT.ids() | PAIR.ids() | set(CERTIFY)
+    assert documented_ids() == finding_ids() | INVARIANTS.ids() | PREFLIGHT.ids() | PAIR.ids() | set(
+        CERTIFY
+    ) | set(EVALUATION)
 
 
 def test_rules_only_look_at_what_came_before():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import struct
@@ -17,6 +18,10 @@ from mindspeed_precision.errors import ConfigError, DumpError, PrecisionError
 from mindspeed_precision.export import LiveExport, StepValues, export_run, open_live, seen_of, seen_of_text
 from mindspeed_precision.records import INIT_STEP, Level, Role
 from mindspeed_precision.testing.fake_runs import LINEAR, plant, write_fake_run
+
+boards = pytest.mark.skipif(
+    importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed"
+)
 
 
 def events(directory):
@@ -79,6 +84,7 @@ def test_the_numbers_are_those_of_the_run(exported):
     assert "output/(model)" in values
 
 
+@boards
 def test_what_is_not_finite_is_counted_and_shown(tmp_path):
     broken = plant(role="output", fqn=LINEAR, step=1, microbatch=0, value=lambda v: v * np.float32("nan"))
     run = write_fake_run(tmp_path / "run", plants=[broken])
@@ -89,6 +95,7 @@ def test_what_is_not_finite_is_counted_and_shown(tmp_path):
     assert math.isnan(values["loss/lm loss"][1])
 
 
+@boards
 def test_two_learning_rates_are_both_shown(tmp_path):
     other = plant(role="hyperparameter", slot="lr", fqn="*bias", value=lambda v: v * 0.5)
     run = write_fake_run(tmp_path / "run", plants=[other])
@@ -97,6 +104,7 @@ def test_two_learning_rates_are_both_shown(tmp_path):
     assert (values["learning_rate"][0], values["learning_rate_min"][0]) == pytest.approx((0.01, 0.005))
 
 
+@boards
 def test_live_gives_the_same_numbers_as_the_recorded_run(tmp_path):
     """The text of a digest, as a step is written, and the record that is read back."""
     run = load_run(write_fake_run(tmp_path / "run"))
@@ -136,8 +144,8 @@ def test_a_run_without_statistics_is_refused(tmp_path):
     assert not (tmp_path / "tb").exists()
 
 
+@boards
 def test_two_runs_never_share_a_directory(tmp_path, capsys):
-    pytest.importorskip("tensorboard")
     run = write_fake_run(tmp_path / "run")
     command = ["export", str(run), "--tensorboard", str(tmp_path / "tb")]
     assert main(command) == 0
@@ -152,8 +160,8 @@ def test_a_missing_package_is_one_error_with_the_pip_line(tmp_path, monkeypatch)
         export_run(write_fake_run(tmp_path / "run"), wandb="project")
 
 
+@boards
 def test_json_says_what_was_written(tmp_path, capsys):
-    pytest.importorskip("tensorboard")
     run = write_fake_run(tmp_path / "run")
     assert main(["export", str(run), "--tensorboard", str(tmp_path / "tb"), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
@@ -236,10 +244,10 @@ def wandb_history(file):
     return rows
 
 
+@boards
 @pytest.mark.torch
 def test_a_training_with_live_export_has_the_same_bits(tmp_path):
     torch = pytest.importorskip("torch")
-    pytest.importorskip("tensorboard")
     from mindspeed_precision.session import Session
     from mindspeed_precision.testing.recorded import UNPINNED
 

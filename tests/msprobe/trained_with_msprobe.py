@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -49,8 +50,8 @@ def _debugger(options: argparse.Namespace) -> Any:
     kept: dict[str, Any] = {"scope": [], "list": [], "data_mode": ["all"], "summary_mode": options.summary}
     plain = {"task": options.task, "dump_path": str(options.out), "rank": [], "step": []}
     plain |= {"level": options.level, options.task: kept, **json.loads(options.config)}
-    options.out.mkdir(mode=0o750, parents=True)
-    config = options.out.with_name(options.out.name + ".config.json")
+    options.out.mkdir(mode=0o750, parents=True, exist_ok=True)
+    config = options.out.with_name(f"{options.out.name}.config{os.environ.get('RANK', '')}.json")
     config.write_text(json.dumps(plain), encoding="utf-8")
     return PrecisionDebugger(config_path=str(config))
 

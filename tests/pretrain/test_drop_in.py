@@ -127,13 +127,13 @@ def test_the_scan_sees_a_patch(megatron):
     assert "megatron.training.training.train_step" in answer["changed"]
 
 
-def train(version: str, megatron, tmp_path: Path, *flags: str, **options):
+def train(version: str, megatron, tmp_path: Path, *flags: str, script: Path | None = None, **options):
     from mindspeed_precision.testing.demo.arguments import demo_arguments
     from mindspeed_precision.testing.demo.launch import SCRIPT, run_training
 
     options = {"iterations": 2, "global_batch_size": 4, "dropout": 0.0, **options}
     return run_training(
-        SCRIPT,
+        script or SCRIPT,
         [*demo_arguments(**options), *flags],
         processes=options.get("tp", 1) * options.get("pp", 1),
         megatron=megatron(version),
@@ -223,3 +223,23 @@ def test_an_existing_run_is_not_overwritten(megatron, tmp_path):
     with pytest.raises(ExternalCommandError, match=r"not empty|exists"):
         train("0.17.1", megatron, tmp_path, "--precision-debug", "--precision-debug-out", str(out))
     assert [path.name for path in out.iterdir()] == ["precious"]
+
+
+@pytest.mark.torch
+@pytest.mark.megatron
+@pytest.mark.matrix
+@pytest.mark.parametrize("script", [None, HERE / "scripts" / "evaluate_with_dropout.py"])
+def test_an_evaluation_between_steps_draws_nothing_unless_dropout_is_on_in_it(script, megatron, tmp_path):
+    """Megatron's own loop, with an evaluation after every step."""
+    from mindspeed_precision import check_run
+
+    out = tmp_path / "run"
+    flags = ["--precision-debug", "--precision-debug-out", str(out)]
+    evaluated = ["--eval-interval", "1", "--eval-iters", "1"]
+    settings = ["--precision-debug-set", "capture.modules=false", "capture.wgrad=false"]
+    train("0.17.1", megatron, tmp_path, *evaluated, *flags, *settings, script=script, dropout=0.1)
+    answer = check_run(out)
+    outcome = next(one for one in answer.outcomes if one.name == "rng.moved_between_steps")
+    assert outcome.exercised == 1
+    found = [finding for finding in answer.findings if finding.id == "rng.moved_between_steps"]
+    assert bool(found) is (script is not None)

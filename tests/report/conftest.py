@@ -112,7 +112,7 @@ def make_report(tmp_path_factory):
 
 
 def hostile_runs(directory: Path) -> tuple[Path, Path]:
-    """Write a pair whose modules, labels and arguments have hostile names: a run is a file that anyone wrote."""
+    """Write a pair whose modules, labels and arguments have hostile names: anyone may write a run."""
     name = "candidate </title><script>window.pwned=2</script>"
     said = {"label": HOSTILE, "framework": {"name": "<img src=x onerror=window.pwned=3>", "version": "1"}}
     one = write_fake_run(directory / "baseline", manifest=said)

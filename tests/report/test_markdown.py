@@ -10,7 +10,10 @@ from mindspeed_precision.testing.fake_runs import LINEAR
 MarkdownIt = pytest.importorskip(
     "markdown_it", reason="rich brings markdown-it-py: pip install rich"
 ).MarkdownIt
-TEXT = "https://example.org @all #1 </script> ![x](y) [a](b) `c` ``d`` *e* _f_ | ~~g~~ &amp; <!-- \\ $h$ 名 \u202e"
+TEXT = (
+    "https://example.org @all #1 </script> ![x](y) [a](b) `c` ``d`` *e* _f_ | ~~g~~ &amp; <!-- \\ $h$ 名 "
+    "\u202e"
+)
 
 
 def tokens(text: str) -> list:
@@ -62,7 +65,7 @@ def test_mentions_and_links_are_code():
 @pytest.mark.parametrize("text", ["a|b", "`a|b`", "x\\", "|"])
 def test_cells_hold_what_they_are_given(text):
     for written in (plain(text), code(text)):
-        (row,) = [t for t in table(f"| {written} | end |")]
+        (row,) = table(f"| {written} | end |")
         assert row[1] == "end"
         assert row[0].strip() == text
 

@@ -1,4 +1,4 @@
-"""What a report is made of: curves, depth, operands, groups, configuration; and what could not be gathered."""
+"""What a report is made of: curves, depth, operands, groups, configuration; and what is not known."""
 
 from __future__ import annotations
 

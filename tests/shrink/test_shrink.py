@@ -177,6 +177,14 @@ def test_command(capsys, monkeypatch):
         (["shrink"], "no launch was given"),
         (["shrink", "--devices", "2", "--", *words], "does not fit one node"),
         (["shrink", "--", "t.py", "--bf16"], "no number of layers"),
+        (
+            ["shrink", "--", "t.py", "--num-layers", "2"],
+            "--num-attention-heads: no size of a model (found it",
+        ),
+        (
+            ["shrink", "--", "t.py", "--num-layers=2", "--num-attention-heads=2", f"--hidden-size={10**20}"],
+            f"--hidden-size: no size of a model (found {10**20}, expected a whole number from 1 to",
+        ),
         (["shrink", "--devices", "0", "--", *words], "--devices: no number of anything"),
         (["shrink", "--vocabulary", "-1", "--", *words], "--vocabulary: no number of anything"),
     ):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import traceback
 from pathlib import Path
 
 from msprobe import msprobe
@@ -27,9 +28,9 @@ def compare(target: str, golden: str, out: Path) -> int:
         status = 0
     except SystemExit as ended:
         status = int(bool(ended.code))
-    except BaseException as error:
-        sys.stderr.write(f"{type(error).__name__}: {error}\n")
     finally:
+        if status:
+            traceback.print_exc()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)

@@ -2,12 +2,12 @@
 
 ``PYTHONPATH=tests python -m silentbench.msprobe_run --python FILE --megatron DIRECTORY [CASE...]``
 
-Each case is trained under msprobe (``msprobe_train``), the bug, the twin and the reference, and compared by its own
+Bug, twin and reference of each case are trained under msprobe (``msprobe_train``), and compared by its own
 command (``msprobe_compare``). The rules:
 
 - **detected**: in the table of the first faulty step a row is marked that is not marked for the healthy twin.
-- **exact place**: the first such row is of a module, or of a function that was called by one, that the case names,
-  in a phase that it names (a backward row counts for the gradient of the input and for dW).
+- **exact place**: the first such row is of a module that the case names, or of a function that such a module
+  called, in a phase that it names (a backward row counts for the gradient of the input and for dW).
 - **false alarms**: rows that are marked for the healthy twin.
 """
 

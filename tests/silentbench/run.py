@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
+from silentbench import mindspore
 from silentbench.card import markdown, plain, totals, write_json
 from silentbench.case import Case
 from silentbench.cases import every
@@ -33,14 +35,23 @@ def main() -> int:
             sys.stderr.write(f"no such case: {' '.join(sorted(set(arguments.cases) - set(cases)))}\n")
             return 2
         scores = _score(chosen, runs.resolve(), arguments.megatron)
+        whole = len(chosen) == len(cases)
+        on_mindspore, why_not = mindspore.scores(runs.resolve() / "mindspore") if whole else ([], "")
+    for one in on_mindspore:
+        _say(f"on MindSpore: {plain(one)}")
+    if why_not:
+        _say(f"on MindSpore: {' '.join(mindspore.CASES)}: {why_not}")
     for name, number in totals(scores).items():
         _say(f"{name}: {number}")
     if arguments.json:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
         write_json(scores, arguments.json)
-    if arguments.card and len(chosen) == len(cases):
-        arguments.card.write_text(markdown(scores), encoding="utf-8")
-    return int(any(one.failure for one in scores))
+    if arguments.card and whole:
+        told = arguments.msprobe
+        probed = json.loads(told.read_text(encoding="utf-8")) if told and told.is_file() else None
+        page = markdown(scores, mindspore=on_mindspore, why_not=why_not, msprobe=probed)
+        arguments.card.write_text(page, encoding="utf-8")
+    return int(any(one.failure for one in (*scores, *on_mindspore)))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -50,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--runs", type=Path, help="keep the runs here, and record only what is missing")
     parser.add_argument("--json", type=Path, help="write the scores here")
     parser.add_argument("--card", type=Path, help="write the card here, if all cases were asked for")
+    parser.add_argument("--msprobe", type=Path, help="what `make silentbench-msprobe` wrote, for the card")
     parser.add_argument(
         "--healthy", action="store_true", help="the grid of healthy trainings instead of cases"
     )
@@ -62,7 +74,7 @@ def _score(chosen: list[Case], runs: Path, megatron: Path) -> list[Score]:
     for case in chosen:
         failed = [failures[t.name] for t in case.trainings if t.name in failures]
         scores.append(Score(case=case.id, failure=failed[0]) if failed else score(case, runs))
-        _say(plain(scores[-1]))
+        _say(plain(scores[-1], trap=not case.answers))
     return scores
 
 

@@ -159,11 +159,26 @@ def _seconds(log: Path) -> float:
 
 def _mark(case: Case, command: str, runs: Path) -> Mark:
     trainings = (case.reference, case.faulty, case.twin_reference, case.twin)
-    reference, faulty, other, twin = (runs / training.name for training in trainings)
-    answers = tuple(answer for answer in case.answers if command in answer.by)
+    return mark(case.answers, command, *(runs / training.name for training in trainings))
+
+
+def mark(
+    perfect: tuple[Answer, ...], command: str, reference: Path, faulty: Path, other: Path, twin: Path
+) -> Mark:
+    """Hold what one command says of a bug, and of the healthy twin, against a perfect answer.
+
+    Args:
+        perfect: what a perfect tool says by any command; none for a trap.
+        command: the one that is asked.
+        reference: a healthy run.
+        faulty: the run with the bug.
+        other: what the twin is compared with.
+        twin: the healthy twin.
+    """
+    answers = tuple(answer for answer in perfect if command in answer.by)
     of_twin = ask(command, other, twin)
     alarms = _alarms(command, of_twin)
-    if not case.answers:
+    if not perfect:
         return Mark(
             expected=False, false_alarms=(*alarms, *_alarms(command, ask(command, reference, faulty)))
         )

@@ -259,3 +259,37 @@ def test_parameters_that_are_gathered_later(tmp_path):
     own = gathering(tmp_path / "own", late=False)
     assert not findings_of(own, "parallel.replicas_differ")
     assert not outcome_of(own, "parallel.replicas_differ").skipped
+
+
+def resumed(directory, *, updates, first_step=3, config=None):
+    """Return a training that goes on with step 3, with an optimizer that has made so many updates."""
+    builder = RunBuilder(config=config or {})
+    for step in (3, 4):
+        builder.add("main_grad", "clip", "w", ONES[:4], step=step, slot="clipped")
+        counted = updates + step - 3
+        for slot, value in (("lr", 0.1), ("step", counted)):
+            builder.add("hyperparameter", "optimizer", "w", np.float64(value), step=step, slot=slot)
+        builder.add("param", "optimizer", "w", ONES[:4] * step, step=step)
+    builder.write(directory)
+    update_manifest(directory, {"first_step": first_step})
+    return load_run(directory)
+
+
+def test_an_optimizer_that_begins_anew_in_a_resumed_training(tmp_path):
+    healthy = resumed(tmp_path / "healthy", updates=3)
+    assert "optimizer.state_reset" not in findings_of(healthy)
+    assert outcome_of(healthy, "optimizer.state_reset").exercised == 1
+    finding = findings_of(resumed(tmp_path / "faulty", updates=0))["optimizer.state_reset"]
+    assert (finding.where.step, finding.severity.value) == (3, "warning")
+    assert "goes on at step 3" in finding.title
+
+
+def test_an_optimizer_that_is_meant_to_begin_anew_is_told_as_information(tmp_path):
+    config = {"megatron_args": {"no_load_optim": True}}
+    finding = findings_of(resumed(tmp_path / "run", updates=0, config=config))["optimizer.state_reset"]
+    assert finding.severity.value == "info"
+
+
+def test_a_training_from_the_start_has_no_state_to_lose(tmp_path):
+    outcome = outcome_of(resumed(tmp_path / "run", updates=0, first_step=0), "optimizer.state_reset")
+    assert (outcome.applies, outcome.exercised) == (False, 0)

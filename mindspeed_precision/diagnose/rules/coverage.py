@@ -138,6 +138,8 @@ def vacuous(facts: Facts) -> Iterable[Finding]:
         )
         return
     gradients = [node for node in nodes if node.key.role in _GRADIENTS]
+    if other_tool(facts.baseline, facts.candidate):  # a dump of operations has those that flow back alone
+        gradients += [node for node in nodes if node.key.phase is Phase.DGRAD]
     if not gradients:
         yield _vacuous(
             "vacuous.no_gradient",

@@ -58,8 +58,11 @@ function digits(value, count = 4) {
   return size >= 1e-3 && size < 1e6 ? String(Number(one.toPrecision(count))) : one.toExponential(Math.max(count - 2, 1));
 }
 
+// Values of the theme, read once: each reading makes the browser settle its styles.
+const themed = new Map();
 function css(name) {
-  return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+  if (!themed.has(name)) themed.set(name, getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim());
+  return themed.get(name);
 }
 
 function rgb(colour) {
@@ -81,6 +84,11 @@ let apartFrom = 1;
 
 // A colour for each cell.
 function palette() {
+  if (!themed.has("palette")) themed.set("palette", allColours());
+  return themed.get("palette");
+}
+
+function allColours() {
   const within = [css("within-0"), css("within-1")];
   const apart = [css("diverged-0"), css("diverged-1"), css("diverged-2")];
   const plain = { 0: css("none"), 1: css("identical"), 3: css("incomparable"), 4: css("missing") };

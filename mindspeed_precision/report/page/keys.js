@@ -8,6 +8,7 @@ const KEYS = [
 
 function setTheme(dark) {
   document.documentElement.dataset.theme = dark ? "dark" : "light";
+  themed.clear();
   byId("theme").textContent = dark ? "Light" : "Dark";
   redrawAll();
 }

@@ -29,7 +29,7 @@ CASE = case(
             0,
             "dgrad wgrad",
             "decoder.layers.1.mlp.router*",
-            "wgrad.scaled dgrad.* wgrad.after_gemm wgrad.own_fault",
+            "wgrad.scaled dgrad.value dgrad.scaled wgrad.after_gemm wgrad.own_fault",
         ),
     ),
 )

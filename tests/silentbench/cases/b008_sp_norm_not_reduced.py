@@ -33,7 +33,7 @@ CASE = case(
             0,
             "reduce",
             "decoder.layers.*layernorm.*",
-            "parallel.replicas_differ reduce.not_reduced*",
+            "parallel.replicas_differ",
             roles="reduced_grad",
         ),
         by_check(0, "reduce", "decoder.layers.*layernorm.*", "parallel.replicas_differ"),

@@ -30,7 +30,7 @@ CASE = case(
             0,
             "reduce",
             "embedding.word_embeddings.weight output_layer.weight",
-            "reduce.value parallel.replicas_differ reduce.*tied*",
+            "reduce.value parallel.replicas_differ",
             roles="reduced_grad",
         ),
         by_check(

@@ -26,7 +26,7 @@ CASE = case(
     ),
     answers=(
         by_compare(
-            0, "fprop", "decoder.layers.0.input_layernorm", "fprop.value config.* model.*", roles="output"
+            0, "fprop", "decoder.layers.0.input_layernorm", "fprop.value config.differs", roles="output"
         ),
         by_check(0, "fprop", "decoder.layers.*.input_layernorm", "config.not_in_effect"),
     ),

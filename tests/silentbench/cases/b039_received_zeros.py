@@ -34,8 +34,13 @@ CASE = case(
             0,
             "fprop",
             "decoder decoder.layers.1 decoder.layers.1.input_layernorm",
-            "fprop.* pipeline.* p2p.*",
+            "fprop.value parallel.stage_received_other",
         ),
-        by_check(0, "fprop", "decoder decoder.layers.1 decoder.layers.1.input_layernorm", "pipeline.* p2p.*"),
+        by_check(
+            0,
+            "fprop",
+            "decoder decoder.layers.1 decoder.layers.1.input_layernorm",
+            "parallel.stage_received_other",
+        ),
     ),
 )

@@ -30,7 +30,7 @@ CASE = case(
         ),
     ),
     answers=(
-        by_compare(0, "fprop", "decoder.layers.0.mlp.experts*", "fprop.*"),
+        by_compare(0, "fprop", "decoder.layers.0.mlp.experts*", "fprop.value"),
         by_check(0, "fprop", "decoder.layers.0.mlp.experts", "fprop.tokens_misrouted", roles="input"),
     ),
 )

@@ -26,7 +26,7 @@ CASE = case(
         ),
     ),
     answers=(
-        by_compare(-1, "init", "decoder.layers.*", "weights.* coverage.* layout.* model.*"),
+        by_compare(-1, "init", "decoder.layers.*", "weights.initial_differs coverage.unmatched_records"),
         by_verify("weights.missing optimizer.groups_differ", "decoder.layers.*"),
         by_check(-1, "init", "decoder.layers.*", "parallel.replicas_differ"),
     ),

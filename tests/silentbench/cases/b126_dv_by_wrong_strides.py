@@ -28,7 +28,7 @@ CASE = case(
             0,
             "dgrad",
             "decoder.layers.1.self_attention.core_attention*",
-            "dgrad.* layout.*",
+            "dgrad.value dgrad.scaled",
             roles="grad_input",
         ),
         by_check(

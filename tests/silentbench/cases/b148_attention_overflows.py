@@ -37,7 +37,11 @@ CASE = case(
     ),
     answers=(
         by_compare(
-            2, "dgrad", "decoder.layers.1.self_attention.core_attention*", "dgrad.*", roles="grad_input"
+            2,
+            "dgrad",
+            "decoder.layers.1.self_attention.core_attention*",
+            "dgrad.value dgrad.scaled",
+            roles="grad_input",
         ),
         by_check(
             2, "dgrad", "decoder.layers.1.self_attention*", "nonfinite.near_overflow symptom.grad_norm_spike"
