@@ -29,7 +29,7 @@ DOCUMENTS = sorted(
 TRANSLATED = [name for name in DOCUMENTS if name.endswith(".zh.md")]
 ENGLISH = [name for name in DOCUMENTS if name not in TRANSLATED]
 BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
-OURS = re.compile(r"(mindspeed-precision|launch/|make |python -m mindspeed_precision)")
+OURS = re.compile(r"([A-Z_]+=\S+ )*(mindspeed-precision|launch/|make |python -m mindspeed_precision)|export ")
 PROGRAM = "mindspeed-precision"
 ANSWERED: dict[str, str] = {}
 """What commands that write nothing came to: several documents have the same ones."""
