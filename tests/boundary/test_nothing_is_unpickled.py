@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parents[2] / "mindspeed_precision"
 UNPICKLE = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 RUN_TEXT = {"eval", "exec"}
 NO_FILE = {"testing/mindtorch/distributed.py"}  # from one rank of a run to another, as torch.distributed does
-UNSAFE = {"read_pickle", "unsafe_load", "full_load"}
+UNSAFE = {"pd.read_pickle", "pandas.read_pickle", "unsafe_load", "full_load"}
 
 
 def imports(node):
@@ -33,7 +33,7 @@ def unsafe_call(call):
     """Return why a call could run what a file holds, or nothing."""
     name = ast.unparse(call.func)
     last = name.rpartition(".")[2]
-    if name in RUN_TEXT or last in UNSAFE:
+    if name in RUN_TEXT or name in UNSAFE or last in UNSAFE:
         return name
     if (
         last == "load"

@@ -124,7 +124,7 @@ def test_a_spoiled_run_is_one_line_and_2(name, runs, tmp_path, capsys):
         ("one/run.json", "one", (), "not a directory"),
         ("one", "empty", (), "not a run"),
         ("one", "other", (), "train different models"),
-        ("one", "one", ("--policy", "strict"), "exact, huawei, tolerance"),
+        ("one", "one", ("--policy", "strict"), "exact, huawei, msprobe, tolerance"),
         ("one", "one", ("--policy", "absent.yaml"), "no such policy"),
         ("one", "one", ("--out", "one/run.json/x"), "cannot write the report"),
         ("one", "two", ("--refine", "absent/refine.yaml"), "no such directory"),
@@ -256,16 +256,19 @@ def test_incomplete_commands_show_their_usage(argv, capsys):
     assert "usage: mindspeed-precision" in capsys.readouterr().err
 
 
+COMMANDS = (
+    *("compare", "check", "verify", "show", "ckpt", "data", "evaluation", "export", "msprobe"),
+    *("patches", "environment", "preflight", "shrink", "certify", "demo"),
+)
+
+
 def test_help_lists_the_commands_that_exist(capsys):
     with pytest.raises(SystemExit) as caught:
         main(["--help"])
     assert caught.value.code == 0
     text = capsys.readouterr().out
-    assert all(
-        command in text
-        for command in ("compare", "verify", "show", "patches", "demo", "preflight", "certify")
-    )
-    assert all(command not in text for command in ("ckpt",))
+    assert all(f"    {command} " in text for command in COMMANDS)
+    assert "no-such" not in text
     assert build_parser().prog == "mindspeed-precision"
 
 

@@ -21,7 +21,7 @@ def diagnose(directory, policy, *plants, level=Level.TENSOR):
 
 
 def test_shipped_policies_load():
-    assert policy_names() == ["cross_framework", "cross_layout", "exact", "huawei", "tolerance"]
+    assert policy_names() == ["cross_framework", "cross_layout", "exact", "huawei", "msprobe", "tolerance"]
     assert load_policy("exact").exact
     assert not load_policy("tolerance").exact
 
@@ -94,5 +94,5 @@ def test_a_bad_policy_file_is_one_clear_error(text, message, tmp_path):
 
 
 def test_unknown_policy_lists_the_known_ones():
-    with pytest.raises(ConfigError, match="cross_framework, cross_layout, exact, huawei, tolerance"):
+    with pytest.raises(ConfigError, match="cross_framework, cross_layout, exact, huawei, msprobe, tolerance"):
         load_policy("strict")
