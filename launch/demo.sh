@@ -8,7 +8,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/start.bash"
 if [[ $# -eq 0 ]]; then
   cat >&2 <<'USAGE'
 usage: launch/demo.sh CASE [OPTION...]
-  CASE: glm4, mindspore (all that follow), mindspore-healthy, mindspore-accumulate, mindspore-split, mindspore-optimizer
+  CASE: glm4, config, data-order, structure, nondeterminism, first-loss, drift, nan; mindspore (all that follow),
+        mindspore-healthy, mindspore-accumulate, mindspore-split, mindspore-optimizer; --list says what each shows
   environment: PYTHON (python3), OMP_NUM_THREADS (1); the mindspore cases want MSP_MINDSPORE_PYTHON,
                MSP_MINDSPORE_NATIVE_PYTHON and MSP_MCORE, which `make demo-mindspore` names by itself;
                MSP_DRY_RUN=1 prints what would run, and runs nothing

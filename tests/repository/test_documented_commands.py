@@ -28,17 +28,26 @@ DOCUMENTS = sorted(
 )
 TRANSLATED = [name for name in DOCUMENTS if name.endswith(".zh.md")]
 ENGLISH = [name for name in DOCUMENTS if name not in TRANSLATED]
-BLOCK = re.compile(r"^( *)```bash\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
+OURS = re.compile(r"([A-Z_]+=\S+ )*(mindspeed-precision|launch/|make |python -m mindspeed_precision)|export ")
 PROGRAM = "mindspeed-precision"
 ANSWERED: dict[str, str] = {}
 """What commands that write nothing came to: several documents have the same ones."""
 
 
 def commands_in(markdown: str) -> list[str]:
-    """Return the commands of the ``bash`` blocks, continued lines joined, comments left out."""
-    blocks = [textwrap.dedent(body).replace("\\\n", " ") for _, body in BLOCK.findall(markdown)]
-    lines = [line for block in blocks for line in block.splitlines()]
-    return [line.split(" #")[0].strip() for line in lines if shlex.split(line, comments=True)]
+    """Return the commands of ``bash`` blocks, and those of this project in blocks without a language.
+
+    Continued lines are joined, comments are left out.
+    """
+    found = []
+    for _, language, body in BLOCK.findall(markdown):
+        lines = textwrap.dedent(body).replace("\\\n", " ").splitlines()
+        if language == "bash":
+            found += [line for line in lines if shlex.split(line, comments=True)]
+        elif not language:
+            found += [line for line in lines if OURS.match(line)]
+    return [line.split(" #")[0].strip() for line in found]
 
 
 def commands_of(document: str) -> list[str]:
@@ -79,6 +88,9 @@ def place(recorded, declared, tmp_path, monkeypatch):
     for run, names in declared["runs"].items():
         for name in names:
             (tmp_path / "runs" / name).symlink_to(recorded / run)
+    for name, content in declared["files"].items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content, encoding="utf-8")
     for name in ("configs", "launch", "patches", "docs"):
         (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / "stand_ins").mkdir()
@@ -102,7 +114,8 @@ class Runner:
 
     def __init__(self, declared) -> None:
         self.declared = declared
-        self.seen: list[str] = []
+        self.exported: dict[str, str] = {}
+        self.environment: dict[str, str] = {}
 
     def problem(self, command: str) -> str:
         """Run a command; return what is wrong, or nothing."""
@@ -117,9 +130,14 @@ class Runner:
         return wrong
 
     def _problem(self, command):
-        words = [word for word in shlex.split(command) if word != "…"]
+        words = ["$ARGS" if word == "…" else word for word in shlex.split(command.removesuffix(" ..."))]
+        given = {}
         while words and re.match(r"[A-Z_]+=", words[0]):
-            words.pop(0)
+            name, _, value = words.pop(0).partition("=")
+            given[name] = value
+        if words[:1] == ["export"]:
+            self.exported |= dict(word.split("=", 1) for word in words[1:] if "=" in word)
+        self.environment = {**os.environ, "PYTHON": sys.executable, **self.exported, **given}
         if not words or words[0] in self.declared["others"]:
             return ""
         for form, run in (
@@ -187,21 +205,28 @@ class Runner:
         return ""
 
     def _launch(self, command, words):
+        words, into = (words[: words.index(">")], words[-1]) if ">" in words else (words, "")
         if wrong := self._flags(command, words):
             return wrong
         words = [filled for word in words for filled in (demo_arguments() if word == "$ARGS" else [word])]
-        given = [word.split("=", 1) for word in shlex.split(command) if re.match(r"[A-Z_]+=", word)]
-        environment = {**os.environ, **dict(given), "MSP_DRY_RUN": "1"}
-        environment["PATH"] = f"{Path('stand_ins').absolute()}{os.pathsep}{environment['PATH']}"
-        script = next(word for word in shlex.split(command) if not re.match(r"[A-Z_]+=", word))
-        done = subprocess.run(
-            ["bash", script, *words], env=environment, capture_output=True, text=True, check=False
-        )
+        given = dict(word.split("=", 1) for word in shlex.split(command) if re.match(r"[A-Z_]+=", word))
+        script = next(word for word in shlex.split(command) if word.endswith(".sh"))
+        done = self._run(["bash", script, *words], **{**given, "MSP_DRY_RUN": "1"})
+        if Path(script).stem in ("compare", "demo"):
+            return "" if done.returncode in (0, 1) else done.stderr.strip()
         if done.returncode:
             return f"exit status {done.returncode}: {done.stderr.strip()}"
-        printed = set(shlex.split(done.stdout.replace("\\\n", " ")))
+        if into:
+            Path(into).write_text(done.stdout, encoding="utf-8")
+        printed = set(shlex.split(done.stdout.replace("\\\n", " "), comments=True))
         lost = [word for word in words if word not in printed]
         return f"a dry run does not start it with {lost[0]}" if lost else ""
+
+    def _run(self, words, **variables):
+        """Start a command with what the document exported, and the stand-ins for launchers."""
+        environment = {**self.environment, **variables, "PYTHONPATH": str(ROOT)}
+        environment["PATH"] = f"{Path('stand_ins').absolute()}{os.pathsep}{environment['PATH']}"
+        return subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
 
     def _make(self, command, words):
         if cases := [word.removeprefix("CASE=") for word in words if word.startswith("CASE=")]:
@@ -216,15 +241,14 @@ class Runner:
         return f"no such extra: {lost[0]}" if lost else ""
 
     def _python(self, command, words):
+        if any(command.startswith(beginning) for beginning in self.declared["not_here"]):
+            return ""
         module = words[1] if words[:1] == ["-m"] and len(words) > 1 else ""
         if not module.startswith("mindspeed_precision"):
             return f"not of this project: {command}"
         if module == "mindspeed_precision":
             return self._program(command, words[2:])
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        done = subprocess.run(
-            [sys.executable, *words], env=environment, capture_output=True, text=True, check=False
-        )
+        done = self._run([sys.executable, *words])
         answered = done.returncode == 0 or (done.returncode == 1 and done.stdout)
         return "" if answered and "Traceback" not in done.stderr else done.stderr.strip()
 
@@ -255,11 +279,12 @@ def test_what_is_declared_is_documented(declared):
 
 def test_commands_are_found():
     text = "a\n```bash\nmake x  # why\n# no\nlaunch/a.sh b \\\n  c\n```\n"
-    text += "1. x\n\n   ```bash\n   make y\n   ```\n```\nmake z\n```\n"
+    text += "1. x\n\n   ```bash\n   make y\n   ```\n```\nmake z\nother\n```\n```text\nmake 0\n```\n"
     assert [" ".join(command.split()) for command in commands_in(text)] == [
         "make x",
         "launch/a.sh b c",
         "make y",
+        "make z",
     ]
 
 

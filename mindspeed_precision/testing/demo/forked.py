@@ -40,6 +40,7 @@ class ForkedTrainings:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+        self._errors.close()
 
     def run(self, script: Sequence[str], *, log: Path, timeout: float = 300) -> CompletedRun:
         """Run ``script`` (its path and its arguments) under the CPU layer, and wait for it.
