@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_precision.ckpt.archive import TorchArchive
-from mindspeed_precision.ckpt.opcodes import Global, TensorReference
 from mindspeed_precision.ckpt.stored import Stored
 from mindspeed_precision.ckpt.sums import numbers, rounded
-from mindspeed_precision.ckpt.torch_names import TYPES
 from mindspeed_precision.record.elements import UNIT_ROUNDOFF
+from mindspeed_precision.torch_archive.archive import TorchArchive
+from mindspeed_precision.torch_archive.names import TYPES
+from mindspeed_precision.torch_archive.opcodes import Global, TensorReference
 
 _ALIGNED = 64
 _COMPARED = 256

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mindspeed_precision.ckpt.archive import TorchArchive
 from mindspeed_precision.ckpt.distributed_optimizer import ModelParameter, divided
-from mindspeed_precision.ckpt.mapped import MappedFile, require_inside
-from mindspeed_precision.ckpt.opcodes import TensorReference
 from mindspeed_precision.ckpt.plain import namespace, plain
 from mindspeed_precision.ckpt.stored import Stored
+from mindspeed_precision.torch_archive.archive import TorchArchive
+from mindspeed_precision.torch_archive.mapped import MappedFile, require_inside
+from mindspeed_precision.torch_archive.opcodes import TensorReference
 
 _NO_PARAMETER = re.compile(r".*(?:_extra_state|inv_freq|expert_bias|tokens_per_expert\w*|router\.\w*bias)")
 _MASTERS = ("fp32_from_fp16_params", "fp32_from_float16_params")

@@ -9,15 +9,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mindspeed_precision.ckpt.archive import TorchArchive
 from mindspeed_precision.ckpt.experts import unpacked
-from mindspeed_precision.ckpt.mapped import MappedFile, require_inside
 from mindspeed_precision.ckpt.megatron_optimizer import group_numbers, states_of_rank
-from mindspeed_precision.ckpt.opcodes import TensorReference
 from mindspeed_precision.ckpt.plain import namespace, plain
 from mindspeed_precision.ckpt.stored import Checkpoint, Copies, Stored, geometry_of
 from mindspeed_precision.ckpt.tensor_parallel import over_ranks, unequal
 from mindspeed_precision.errors import CheckpointError
+from mindspeed_precision.torch_archive.archive import TorchArchive
+from mindspeed_precision.torch_archive.mapped import MappedFile, require_inside
+from mindspeed_precision.torch_archive.opcodes import TensorReference
 
 _RANK = re.compile(r"mp_rank_(\d+)(?:_(\d+))?(?:_(\d+))?")
 _CHUNK = re.compile(r"model(\d*)")

@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_precision.ckpt.mapped import MappedFile
 from mindspeed_precision.ckpt.mindspore_names import sorted_out
 from mindspeed_precision.ckpt.stored import Bits, Checkpoint, Stored
 from mindspeed_precision.errors import CheckpointError
 from mindspeed_precision.record.elements import width_of
+from mindspeed_precision.torch_archive.mapped import MappedFile
 
 _TYPES = {
     **{

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from mindspeed_precision.ckpt.archive import MAGIC
-from mindspeed_precision.ckpt.mapped import MappedFile, require_inside
 from mindspeed_precision.ckpt.megatron_torch import read_megatron_torch
 from mindspeed_precision.ckpt.mindspore_file import read_mindspore
 from mindspeed_precision.ckpt.recorded import read_run
@@ -14,6 +12,8 @@ from mindspeed_precision.ckpt.safetensors_files import read_directory, read_safe
 from mindspeed_precision.ckpt.stored import Checkpoint
 from mindspeed_precision.ckpt.torch_dist import METADATA, read_torch_dist
 from mindspeed_precision.errors import CheckpointError
+from mindspeed_precision.torch_archive.archive import MAGIC
+from mindspeed_precision.torch_archive.mapped import MappedFile, require_inside
 
 TRACKER = "latest_checkpointed_iteration.txt"
 _ITERATION = re.compile(r"\d{1,9}|release")

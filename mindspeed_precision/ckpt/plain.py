@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from mindspeed_precision.backends.base import HostTensor
-from mindspeed_precision.ckpt.archive import TorchArchive
-from mindspeed_precision.ckpt.opcodes import Global, Made, TensorReference
 from mindspeed_precision.record.elements import to_numbers
+from mindspeed_precision.torch_archive.archive import TorchArchive
+from mindspeed_precision.torch_archive.opcodes import Global, Made, TensorReference
 
 _LONG = 256
 

@@ -6,17 +6,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from mindspeed_precision.ckpt.archive import TorchArchive
-from mindspeed_precision.ckpt.mapped import MappedFile, require_inside
 from mindspeed_precision.ckpt.megatron_torch import named
 from mindspeed_precision.ckpt.mindspore_names import sorted_out
-from mindspeed_precision.ckpt.opcodes import TensorReference
 from mindspeed_precision.ckpt.plain import plain
 from mindspeed_precision.ckpt.stored import Checkpoint, Stored, geometry_of
 from mindspeed_precision.dump.payload import PayloadFile
 from mindspeed_precision.dump.strict_json import load_object
 from mindspeed_precision.errors import CheckpointError, DumpError
 from mindspeed_precision.record.elements import width_of
+from mindspeed_precision.torch_archive.archive import TorchArchive
+from mindspeed_precision.torch_archive.mapped import MappedFile, require_inside
+from mindspeed_precision.torch_archive.opcodes import TensorReference
 
 _TYPES = {
     **{

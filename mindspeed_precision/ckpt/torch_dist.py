@@ -16,15 +16,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from mindspeed_precision.ckpt.archive import TorchArchive
-from mindspeed_precision.ckpt.mapped import MappedFile, require_inside
 from mindspeed_precision.ckpt.megatron_optimizer import group_numbers
-from mindspeed_precision.ckpt.opcodes import Global, Made, TensorReference, read_pickle
 from mindspeed_precision.ckpt.plain import namespace, plain
 from mindspeed_precision.ckpt.stored import Bits, Checkpoint, Stored, geometry_of, joined
-from mindspeed_precision.ckpt.torch_names import TYPES
 from mindspeed_precision.errors import CheckpointError
 from mindspeed_precision.records import Placement, Split
+from mindspeed_precision.torch_archive.archive import TorchArchive
+from mindspeed_precision.torch_archive.mapped import MappedFile, require_inside
+from mindspeed_precision.torch_archive.names import TYPES
+from mindspeed_precision.torch_archive.opcodes import Global, Made, TensorReference, read_pickle
 
 _COMMON_STATE = "common_state/"
 METADATA, COMMON = ".metadata", "common.pt"

@@ -46,7 +46,8 @@ MAY_IMPORT = {
     "compare": {"dump", "align"},
     "diagnose": {"dump", "align", "compare", "backends"},  # backends: replay asks for one by name
     "verify": {"dump", "align", "compare"},
-    "ckpt": {"dump", "align", "compare", "verify"},
+    "torch_archive": {"record"},
+    "ckpt": {"dump", "align", "compare", "verify", "torch_archive"},
     "launches": {"arguments"},  # arguments: our own flags
     "shrink": {"launches", "preflight", "verify"},
     "live": {"record", "report"},  # report: the bar
@@ -55,14 +56,14 @@ MAY_IMPORT = {
     "samples": {"dump", "verify", "report"},
     "certify": {"dump", "align", "launches", "determinism", "flow"},  # flow: what `compare` is
     "preflight": {"launches", "determinism", "verify"},
-    "msprobe": {"dump", "align", "compare"},
+    "msprobe": {"dump", "align", "compare", "torch_archive"},
     "report": {"dump", "align", "compare", "diagnose", "verify", "patching"},  # patching: `patches list`
 }
 ANYTHING = {"testing"}  # plays whole runs, so it may touch every stage
 NO_FRAMEWORK = {
     *("record", "dump", "align", "compare", "diagnose", "verify", "report"),
     *("launches", "preflight", "shrink", "certify", "live", "export", "evaluation", "samples", "ckpt"),
-    "msprobe",
+    *("msprobe", "torch_archive"),
 }
 
 

@@ -13,7 +13,18 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "mindspeed_precision"
 OFFLINE = (
     *("dump", "align", "compare", "diagnose", "verify", "report"),
-    *("launches", "preflight", "shrink", "certify", "ckpt", "msprobe", "export", "evaluation", "samples"),
+    *(
+        "launches",
+        "preflight",
+        "shrink",
+        "certify",
+        "ckpt",
+        "msprobe",
+        "export",
+        "evaluation",
+        "samples",
+        "torch_archive",
+    ),
 )
 FRAMEWORKS = ("torch", "torch_npu", "mindspore", "megatron", "mindspeed", "mindspeed_llm")
 

@@ -11,9 +11,9 @@ from checkpoint_files import megatron_parameters, split_parameters, write_huggin
 
 from mindspeed_precision.ckpt import open_checkpoint
 from mindspeed_precision.ckpt.examine import compare_checkpoints
-from mindspeed_precision.ckpt.opcodes import read_pickle
 from mindspeed_precision.cli import main
 from mindspeed_precision.errors import CheckpointError, PrecisionError
+from mindspeed_precision.torch_archive.opcodes import read_pickle
 
 
 @pytest.fixture

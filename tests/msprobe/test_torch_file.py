@@ -82,7 +82,7 @@ class Evil:
 def test_nothing_of_a_pickle_is_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     file = archive(tmp_path / "x.pt", pickle.dumps(Evil(), protocol=2))
-    with pytest.raises(DumpError, match="not the pickle of one tensor"):
+    with pytest.raises(DumpError, match="not one tensor"):
         read_torch_file(file)
     assert not (tmp_path / "made-by-a-pickle").exists()
 
@@ -105,13 +105,13 @@ def test_the_helper_makes_what_is_read(tmp_path):
 @pytest.mark.parametrize(
     ("pickled", "data", "said"),
     [
-        (tensor_pickle((10**6, 10**6), (10**6, 1), 10**12), b"\x00" * 8, "storage of another size"),
-        (tensor_pickle((10**6, 10**6), (0, 0), 2), b"\x00" * 8, "beyond its storage"),
-        (tensor_pickle((4,), (1,), 2), b"\x00" * 8, "beyond its storage"),
-        (tensor_pickle((2,), (1,), 2, offset=1), b"\x00" * 8, "beyond its storage"),
+        (tensor_pickle((10**6, 10**6), (10**6, 1), 10**12), b"\x00" * 8, "larger than its storage"),
+        (tensor_pickle((10**6, 10**6), (0, 0), 2), b"\x00" * 8, "larger than its storage"),
+        (tensor_pickle((4,), (1,), 2), b"\x00" * 8, "larger than its storage"),
+        (tensor_pickle((2,), (1,), 2, offset=1), b"\x00" * 8, "larger than its storage"),
         (tensor_pickle((2,), (1,), 2, kind=b"ObjectStorage"), b"\x00" * 8, "unknown kind"),
-        (pickle.dumps([1, 2], protocol=2), b"", "not the pickle of one tensor"),
-        (b"\x80\x02", b"", "not the pickle of one tensor"),
+        (pickle.dumps([1, 2], protocol=2), b"", "not one tensor"),
+        (b"\x80\x02", b"", "damaged pickle"),
     ],
 )
 def test_what_does_not_fit_is_refused(tmp_path, pickled, data, said):
@@ -122,12 +122,12 @@ def test_what_does_not_fit_is_refused(tmp_path, pickled, data, said):
 def test_a_compressed_archive_is_not_unpacked(tmp_path):
     data = b"\x00" * (1 << 20)
     pickled = tensor_pickle((1 << 18,), (1,), 1 << 18)
-    with pytest.raises(DumpError, match=r"not as torch\.save writes it"):
+    with pytest.raises(DumpError, match="compressed or encrypted"):
         read_torch_file(archive(tmp_path / "x.pt", pickled, data, compression=zipfile.ZIP_DEFLATED))
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"\x80\x02."])
 def test_what_is_no_archive_is_refused(tmp_path, content):
     (tmp_path / "x.pt").write_bytes(content)
-    with pytest.raises(DumpError, match=r"torch\.save"):
+    with pytest.raises(DumpError, match=r"torch\.save|cannot read this file"):
         read_torch_file(tmp_path / "x.pt")

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from mindspeed_precision.ckpt.torch_names import BYTES_OF, CONTAINERS, TENSOR_BUILDERS, bytes_of
 from mindspeed_precision.errors import CheckpointError
+from mindspeed_precision.torch_archive.names import BYTES_OF, CONTAINERS, TENSOR_BUILDERS, bytes_of
 
 _DEEPEST = 64
 _LARGEST = 20_000_000

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mindspeed_precision.ckpt.mapped import MappedFile
-from mindspeed_precision.ckpt.opcodes import TensorReference, read_pickle
-from mindspeed_precision.ckpt.torch_names import STORAGES, TYPES
 from mindspeed_precision.errors import CheckpointError
 from mindspeed_precision.record.elements import width_of
+from mindspeed_precision.torch_archive.mapped import MappedFile
+from mindspeed_precision.torch_archive.names import STORAGES, TYPES
+from mindspeed_precision.torch_archive.opcodes import TensorReference, read_pickle
 
 MAGIC = b"PK\x03\x04"
 _LOCAL_HEADER = 30
