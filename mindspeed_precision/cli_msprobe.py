@@ -22,7 +22,8 @@ def add_msprobe(commands: Any) -> None:
     export.add_argument(
         "--like",
         metavar="DUMP",
-        help="a dump of msprobe of the same training: classes and wrappers are named as there",
+        help="a dump of msprobe of the same training: classes and wrappers are named as there, "
+        "and elements are written where it has some: msprobe compares dumps of one task",
     )
     export.add_argument("--json", action="store_true", help="print JSON")
     export.set_defaults(run=_export)

@@ -35,7 +35,7 @@ class Exported:
 
     Attributes:
         directory: the dump.
-        task: ``tensor`` where the elements of every tensor were kept, else ``statistics``.
+        task: ``tensor`` where elements were written, else ``statistics``.
         entries: number of entries in all.
         notes: what was left out, and why.
     """
@@ -52,7 +52,8 @@ def export_run(run: Run, out: str | Path, *, like: str | Path | None = None) -> 
     Args:
         run: one of ours.
         out: a new directory, or an empty one.
-        like: a dump of msprobe of the same training, whose names of classes and wrappers are taken.
+        like: a dump of msprobe of the same training, whose names of classes and wrappers, and whose task, are
+            taken: msprobe compares dumps of one task. Without it elements are written where all were kept.
 
     Raises:
         DumpError: the run is a dump of msprobe, ``out`` holds something, or cannot be written; or nothing of
@@ -64,11 +65,13 @@ def export_run(run: Run, out: str | Path, *, like: str | Path | None = None) -> 
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         expected = "a new directory"
         raise DumpError("not empty, and nothing is overwritten", where=str(directory), expected=expected)
-    names = ModuleNames.of(run, None if like is None else load_dump(like))
+    given = None if like is None else load_dump(like)
+    names = ModuleNames.of(run, given)
+    elements = given is None or _has_elements(given)
     part = directory.with_name(directory.name + ".part")
     try:
         shutil.rmtree(part, ignore_errors=True)
-        exported = _write(run, part, names)
+        exported = _write(run, part, names, elements=elements)
         if directory.exists():
             directory.rmdir()
         part.rename(directory)
@@ -80,7 +83,11 @@ def export_run(run: Run, out: str | Path, *, like: str | Path | None = None) -> 
     return exported
 
 
-def _write(run: Run, part: Path, names: ModuleNames) -> Exported:
+def _has_elements(dump: Run) -> bool:
+    return any(record.payload is not None for rank in dump.ranks.values() for record in rank.records)
+
+
+def _write(run: Run, part: Path, names: ModuleNames, *, elements: bool) -> Exported:
     steps = {
         (step, number): calls_of(rank, step)
         for number, rank in run.ranks.items()
@@ -90,7 +97,7 @@ def _write(run: Run, part: Path, names: ModuleNames) -> Exported:
     if not any(steps.values()):
         remedy = "record with capture.modules=true"
         raise DumpError("no call of a module was recorded", where=str(run.path), remedy=remedy)
-    kept = all(_kept(call) for calls in steps.values() for call in calls)
+    kept = elements and all(_kept(call) for calls in steps.values() for call in calls)
     exported = Exported(directory=part, task="tensor" if kept else "statistics")
     for (step, number), calls in steps.items():
         rank = run.ranks[number]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -97,3 +98,6 @@ def test_elements_are_written_where_all_were_kept(tmp_path):
         if record.key.phase in (Phase.FPROP, Phase.ACCUMULATE) or record.key.role is Role.GRAD_OUTPUT:
             assert record.digest.fingerprint == keys[record.key].digest.fingerprint, record.key
     assert compare_runs(run, again).status is Verdict.IDENTICAL
+    like = Path(__file__).with_name("golden") / "torch-L0-statistics-statistics"
+    assert export_run(run, tmp_path / "as", like=like).task == "statistics"
+    assert not list((tmp_path / "as").rglob("*.pt"))
