@@ -66,6 +66,12 @@ class Layer:
     dtype: type = np.float32
     keep: bool = True
     mask: bool = True
+    hides: int | None = None
+    """The key that the softmax hides from every later query, beyond the mask that was handed in."""
+    gradient: float = 1.0
+    """Size of the gradient that comes to attention."""
+    shows: bool = False
+    """The softmax shows each query its successor, which the mask that was handed in hides."""
     config: dict = field(default_factory=lambda: CONFIG)
 
     def __post_init__(self):
@@ -148,6 +154,14 @@ class Layer:
             self.builder.add(
                 "input", "fprop", CORE, hidden[None, None].astype("u1"), slot="3", microbatch=0, dtype="bool"
             )
+        if self.hides is not None or self.shows:
+            hidden = np.triu(np.ones((S, S), bool), 2 if self.shows else 1)
+            if self.hides is not None:
+                hidden[self.hides + 1 :, self.hides] = True
+            inner = f"{CORE}.scale_mask_softmax"
+            self.builder.add(
+                "input", "fprop", inner, hidden[None, None].astype("u1"), slot="1", microbatch=0, dtype="bool"
+            )
         scores = np.einsum("sbhd,tbhd->bhst", q.astype("f8"), k.astype("f8")) / math.sqrt(D)
         powers = np.exp(np.where(hidden, -np.inf, scores - scores.max(-1, keepdims=True)))
         self.p = powers / powers.sum(-1, keepdims=True)
@@ -155,7 +169,7 @@ class Layer:
         return self._saw("fprop", CORE, "output", self._made("core", out))
 
     def _grads(self, core, q, k, v):
-        arrived = self._cast(self.random.normal(0, 1, (S, B, H)))
+        arrived = self._cast(self.random.normal(0, self.gradient, (S, B, H)))
         self._saw("dgrad", CORE, "grad_output", arrived)
         out = arrived.astype("f8").reshape(S, B, HEADS, D)
         dv = np.einsum("bhst,sbhd->tbhd", self.p, out)
@@ -334,6 +348,27 @@ def test_attention_of_another_kind_is_left_out_by_name(tmp_path, change):
     run = Layer(config=config, faults={"core": one_row, "dv": misread}).write(tmp_path / "run")
     assert findings_of(run, "fprop.not_of_its_inputs", "dgrad.not_of_its_inputs") == {}
     assert "core attention" in outcome_of(run, "fprop.not_of_its_inputs").skipped
+
+
+def test_attention_may_hide_more_than_it_was_told_and_show_no_more(tmp_path):
+    attention = ("fprop.not_of_its_inputs", "dgrad.not_of_its_inputs")
+    assert findings_of(Layer(hides=1).write(tmp_path / "healthy"), *attention) == {}
+    found = findings_of(Layer(shows=True).write(tmp_path / "faulty"), *attention)
+    assert found["fprop.not_of_its_inputs"].where.fqn == CORE
+
+
+def test_a_linear_with_an_adapter_is_left_out_by_name(tmp_path):
+    layer = Layer(faults={"qkv": lambda x: x * 1.5})
+    layer.builder._parameters[f"{ATTENTION}.linear_qkv.adapter.0.weight"] = (4, H)
+    run = layer.write(tmp_path / "run")
+    assert findings_of(run, "fprop.not_of_its_inputs") == {}
+    assert "an adapter" in outcome_of(run, "fprop.not_of_its_inputs").skipped
+
+
+def test_gradients_that_float16_rounds_to_nothing_are_no_fault(tmp_path):
+    tiny = {name: (lambda x: x * 0) for name in ("dq", "dk", "dv")}
+    layer = Layer(dtype=np.float16, faults=tiny, gradient=1e-8)
+    assert findings_of(layer.write(tmp_path / "run"), "dgrad.not_of_its_inputs") == {}
 
 
 MOE = f"{LAYER}.mlp"

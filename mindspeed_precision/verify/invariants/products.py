@@ -14,6 +14,7 @@ from mindspeed_precision.verify.elements import Vector, is_finite, numbers, roun
 from mindspeed_precision.verify.failures import Failure, failure, findings_of
 from mindspeed_precision.verify.gradients import Gemm, gemms
 from mindspeed_precision.verify.invariants.registry import invariant
+from mindspeed_precision.verify.recomputation.exact import underflow
 from mindspeed_precision.verify.registry import Answer
 from mindspeed_precision.verify.run_facts import RunFacts
 
@@ -93,20 +94,24 @@ def _of_elements(facts: RunFacts, rank: int, one: Gemm) -> Excess | None:
         accumulator=roundoff("float64" if one.wgrad.dtype == "float64" else "float32"),
         result=roundoff(one.wgrad.dtype),
         operands=0.0 if precise else TF32,
-        further=_rounded_sum(facts, rank, one),
+        further=_rounded_sum(facts, rank, one, product),
     )
 
 
-def _rounded_sum(facts: RunFacts, rank: int, one: Gemm) -> np.ndarray | None:
-    """Return by rows what rounding a fused sum left in the difference from which dW is known."""
+def _rounded_sum(facts: RunFacts, rank: int, one: Gemm, product: Vector) -> np.ndarray:
+    """Return by rows what rounding left beside that of dW's own size.
+
+    Of float16 what its subnormals lose; of a fused product what was lost by the sum that it is known from.
+    """
+    lost = np.full(len(product), 2 * underflow(one.wgrad.dtype) * np.sqrt(product.shape[1]))
     if not one.fused:
-        return None
+        return lost
     sides = [numbers(facts, rank, record) for record in (one.before, one.after)]
     known = [values for values in sides if values is not None]
     if not known:
-        return None
+        return lost
     size = sum(np.linalg.norm(values.reshape(len(values), -1), axis=1) for values in known)
-    return np.asarray(2 * roundoff(one.wgrad.dtype) * size)
+    return np.asarray(lost + 2 * roundoff(one.wgrad.dtype) * size)
 
 
 def _text(found: Excess) -> str:

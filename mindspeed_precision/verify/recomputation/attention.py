@@ -13,11 +13,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mindspeed_precision.records import TensorRecord
 from mindspeed_precision.verify.elements import Vector, roundoff
-from mindspeed_precision.verify.recomputation.calls import ModuleCall, calls_of, elements
-from mindspeed_precision.verify.recomputation.exact import Exact, Found, Left, distance, summed
+from mindspeed_precision.verify.recomputation.calls import ModuleCall, calls_of, elements, is_plain
+from mindspeed_precision.verify.recomputation.exact import Exact, Found, Left, distance, summed, underflow
 from mindspeed_precision.verify.run_facts import RunFacts
 
 KINDS = frozenset({"DotProductAttention", "TEDotProductAttention"})
@@ -36,6 +37,8 @@ class _Operands:
     groups: int
     scale: float
     unit: float
+    floor: float
+    """What one rounding may leave whatever the number's size is: float16 has few exponents."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +99,8 @@ def _unlike(facts: RunFacts, call: ModuleCall) -> str:
     config = facts.config.get("transformer_config") or {}
     if not config:
         return "no configuration of the model was recorded"
+    if not is_plain(facts, call):
+        return "it has parameters of its own"
     if facts.ranks[call.rank].coordinates.cp_size > 1:
         return "context parallelism splits the sequence"
     if config.get("multi_latent_attention"):
@@ -104,6 +109,9 @@ def _unlike(facts: RunFacts, call: ModuleCall) -> str:
         return "it has a window, or another softmax"
     if config.get("attention_dropout") and not _zeroed(facts):
         return "dropout is on"
+    args = facts.config.get("megatron_args") or {}
+    if args.get("reset_attention_mask") or args.get("variable_seq_lengths"):
+        return "samples in one sequence are told apart by lengths that are kept elsewhere"
     if config.get("qk_clip") or "packed_seq_params.qkv_format" in call.inputs:
         return "queries are clipped, or sequences packed"
     return "sequences are packed" if any("packed" in slot for slot in call.inputs) else ""
@@ -126,28 +134,52 @@ def _operands(facts: RunFacts, q: Vector, k: Vector, v: Vector, record: TensorRe
     scale = (facts.config.get("transformer_config") or {}).get("softmax_scale") or 1 / math.sqrt(q.shape[3])
     q, k, v = (np.moveaxis(array, 0, 2) for array in (q, k, v))  # [b, heads, s, d]
     k, v = (np.repeat(array, heads // groups, axis=1) for array in (k, v))
-    return _Operands(q=q, k=k, v=v, groups=groups, scale=float(scale), unit=roundoff(record.dtype))
+    return _Operands(
+        q=q,
+        k=k,
+        v=v,
+        groups=groups,
+        scale=float(scale),
+        unit=roundoff(record.dtype),
+        floor=underflow(record.dtype),
+    )
 
 
-def _masks(facts: RunFacts, call: ModuleCall, q: Vector, k: Vector) -> Iterator[Vector | None]:
+def _masks(facts: RunFacts, call: ModuleCall, q: Vector, k: Vector) -> Iterator[NDArray[np.bool_] | None]:
     """Yield what may be masked out ``[…, s, t]``; True: not attended to.
 
-    A mask that was handed in counts, with and without the causal one; where none was, either may be meant.
+    The mask that the softmax was given counts, where it was seen: attention may hide more than it was told
+    (of samples in one sequence, by lengths kept elsewhere), but must not show what it was told to hide. Else
+    the one that was handed in counts; where none was, a causal one or none may be meant.
     """
     causal = np.triu(np.ones((q.shape[0], k.shape[0]), bool), k.shape[0] - q.shape[0] + 1)
-    record = call.received("3", "attention_mask")
-    mask = elements(facts, call.rank, record)
-    known = mask is not None and record is not None and record.dtype == "bool"
-    if known and mask is not None and mask.ndim == 4 and mask.shape[-2:] == causal.shape:
-        yield mask.astype(bool)
-        if not mask.any():
-            yield causal
+    given = _as_mask(facts, call, call.received("3", "attention_mask"), causal.shape)
+    inner = calls_of(facts, call.rank).get(
+        (call.step, call.microbatch, f"{call.fqn}.scale_mask_softmax", call.occurrence)
+    )
+    used = None if inner is None else _as_mask(facts, call, inner.received("1", "mask"), causal.shape)
+    if used is not None and (given is None or not (given & ~used).any()):
+        given = used
+    if given is None:
+        yield causal
+        yield None
         return
-    yield causal
-    yield None
+    yield given
+    if not given.any():
+        yield causal
 
 
-def _forward(facts: RunFacts, one: _Operands, mask: Vector | None) -> _Forward:
+def _as_mask(
+    facts: RunFacts, call: ModuleCall, record: TensorRecord | None, shape: tuple[int, int]
+) -> NDArray[np.bool_] | None:
+    """Return a mask of booleans over queries and keys; None: it is none."""
+    mask = elements(facts, call.rank, record)
+    if mask is None or record is None or record.dtype != "bool" or mask.ndim != 4:
+        return None
+    return mask.astype(bool) if mask.shape[-2:] == shape else None
+
+
+def _forward(facts: RunFacts, one: _Operands, mask: NDArray[np.bool_] | None) -> _Forward:
     q, k, v, u = one.q, one.k, one.v, one.unit
     scores = one.scale * q @ np.swapaxes(k, 2, 3)
     error = summed(facts, q.shape[3]) * one.scale * np.abs(q) @ np.swapaxes(np.abs(k), 2, 3)
@@ -190,15 +222,16 @@ def _gradients(
     sizes = np.abs(out)
     keys, width = one.k.shape[2], out.shape[3]
     dv = np.swapaxes(p, 2, 3) @ out
-    dv_off = np.swapaxes(p * (relative + summed(facts, s) + 2 * u), 2, 3) @ sizes
+    dv_off = np.swapaxes(p * (relative + summed(facts, s) + 2 * u) + one.floor, 2, 3) @ sizes
     dp = out @ np.swapaxes(one.v, 2, 3)
-    dp_off = (summed(facts, width) + 2 * u) * (sizes @ np.swapaxes(np.abs(one.v), 2, 3))
+    dp_off = (summed(facts, width) + 2 * u) * (sizes @ np.swapaxes(np.abs(one.v), 2, 3)) + one.floor
     row = (p * dp).sum(axis=-1, keepdims=True)
     row_off = (p * (relative * np.abs(dp) + dp_off)).sum(axis=-1, keepdims=True)
     row_off = row_off + (summed(facts, keys) + 2 * u) * (p * np.abs(dp)).sum(axis=-1, keepdims=True)
     row_off = row_off + 2 * u * (sizes * np.abs(forward.output)).sum(axis=-1, keepdims=True)
     ds = p * (dp - row)
     ds_off = p * ((relative + 4 * u) * np.abs(dp - row) + dp_off + row_off)
+    ds_off = ds_off + one.floor * (2 + np.abs(dp - row))  # of the probabilities, too
     share = summed(facts, max(s, keys)) + 4 * u
     dq = one.scale * ds @ one.k
     dq_off = one.scale * (ds_off + share * np.abs(ds)) @ np.abs(one.k)
@@ -211,7 +244,7 @@ def _gradients(
     ):
         record = next((call.grad_inputs[name] for name in names if name in call.grad_inputs), None)
         if record is not None:
-            yield _exact_gradient(record, exact, off + 2 * u * np.abs(exact), shared, names[1])
+            yield _exact_gradient(record, exact, off + 2 * u * np.abs(exact) + one.floor, shared, names[1])
 
 
 def _exact_gradient(record: TensorRecord, exact: Vector, allowed: Vector, groups: int, name: str) -> Exact:

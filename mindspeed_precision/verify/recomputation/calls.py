@@ -109,6 +109,13 @@ def _modules(facts: RunFacts, rank: int) -> dict[str, tuple[str, Mapping[str, An
     return found
 
 
+def is_plain(facts: RunFacts, call: ModuleCall) -> bool:
+    """Tell whether a module has no parameter but its weight and bias: no adapter beside it, say."""
+    own = {f"{call.fqn}.weight", f"{call.fqn}.bias"}
+    held = facts.once(("parameter names", call.rank), lambda: tuple(facts.parameters(call.rank)))
+    return all(name in own for name in held if name.startswith(f"{call.fqn}."))
+
+
 def parameter_before(facts: RunFacts, rank: int, fqn: str, step: int) -> TensorRecord | None:
     """Return a parameter as a step found it; None where that was not recorded whole."""
     states = facts.once(("parameter states", rank), lambda: _states(facts, rank))

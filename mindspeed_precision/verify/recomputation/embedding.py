@@ -14,6 +14,7 @@ from mindspeed_precision.verify.recomputation.calls import (
     ModuleCall,
     calls_of,
     elements,
+    is_plain,
     parameter_before,
 )
 from mindspeed_precision.verify.recomputation.exact import Exact, Found, Left
@@ -31,7 +32,7 @@ def embeddings(facts: RunFacts, rank: int) -> Found:
 
 def _calls(facts: RunFacts, rank: int) -> Iterator[ModuleCall]:
     for call in calls_of(facts, rank).values():
-        if call.kind in KINDS and call.fqn.endswith("word_embeddings"):
+        if call.kind in KINDS and is_plain(facts, call) and call.fqn.endswith("word_embeddings"):
             yield call
 
 

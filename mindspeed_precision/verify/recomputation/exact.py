@@ -22,6 +22,11 @@ TINY = 1e-37
 """Below the smallest normal float32: kernels may flush there."""
 
 
+def underflow(dtype: str) -> float:
+    """Return what a rounding leaves of the smallest numbers of a dtype: half the spacing of subnormals."""
+    return {"float16": 2.0**-25, "float8_e4m3fn": 2.0**-10, "float8_e5m2": 2.0**-17}.get(dtype, 0.0)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Exact:
     """What a record must hold.
@@ -90,7 +95,8 @@ def distance(found: Vector, exact: Exact) -> Distance:
         exact: of the same number of elements.
     """
     numbers = exact.numbers.reshape(found.shape)
-    allowed = np.broadcast_to(exact.allowed, exact.numbers.shape).reshape(found.shape) * ROOM + TINY
+    allowed = np.broadcast_to(exact.allowed, exact.numbers.shape).reshape(found.shape) * ROOM
+    allowed = allowed + TINY + (2 * underflow(exact.record.dtype) if np.any(exact.allowed) else 0.0)
     error = np.abs(found - numbers)
     ratio = np.where(error > 0, error / allowed, 0.0)
     size = float(np.linalg.norm(numbers))

@@ -20,9 +20,10 @@ from mindspeed_precision.verify.recomputation.calls import (
     ModuleCall,
     calls_of,
     elements,
+    is_plain,
     parameter_before,
 )
-from mindspeed_precision.verify.recomputation.exact import ACCUMULATOR, Left
+from mindspeed_precision.verify.recomputation.exact import ACCUMULATOR, Left, underflow
 from mindspeed_precision.verify.run_facts import RunFacts
 
 KINDS = frozenset({"ColumnParallelLinear", "RowParallelLinear"})
@@ -61,6 +62,8 @@ def products(facts: RunFacts, rank: int, *, backward: bool) -> Iterator[Product 
 
 def _members(facts: RunFacts, call: ModuleCall) -> list[ModuleCall] | str:
     """Return this call on every rank of the tensor-parallel group, in its order; or why not."""
+    if not is_plain(facts, call):
+        return "that have further parameters (an adapter)"
     where = facts.ranks[call.rank].coordinates
     weight = facts.parameters(call.rank).get(f"{call.fqn}.weight")
     split = weight is None or weight.placement is None or bool(weight.placement.splits)
@@ -213,7 +216,7 @@ def _judged(
     unit = roundoff(record.dtype)
     # partial sums over ranks, and of blocks of a kernel, are rounded to the type of the result
     size = np.sqrt(np.square(left) @ np.square(right).sum(axis=1))
-    further = 2 * unit * size
+    further = 2 * unit * size + 2 * underflow(record.dtype) * np.sqrt(right.shape[1])
     if bias is not None:
         flat = flat - bias
         further = further + 2 * unit * float(np.linalg.norm(bias))
