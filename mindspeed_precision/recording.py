@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 from mindspeed_precision import capture
@@ -20,6 +20,7 @@ from mindspeed_precision.capture.configuration import (
     plain,
     versions,
 )
+from mindspeed_precision.capture.containment import Containment, Failure
 from mindspeed_precision.capture.context import CaptureContext, activated
 from mindspeed_precision.capture.effective import effective_state
 from mindspeed_precision.capture.layout_rules import load_layout_rules
@@ -53,7 +54,7 @@ class Recording:
         self.context = context
         self._writer = writer
         self._settings = settings
-        self._rank = rank
+        self.rank = rank
         self._kept: list[Any] = []
         self._activation = activated(context)
         requires_grad = context.backend.requires_grad
@@ -64,6 +65,7 @@ class Recording:
         self.steps_recorded = 0
         self._between_steps = BetweenSteps(rank)
         self._drawn: list[Finding] = []
+        self._detached = False
 
     @classmethod
     def open(
@@ -76,6 +78,7 @@ class Recording:
         created: str,
         audit: list[dict[str, Any]],
         reference: Mapping[str, Any] | None = None,
+        containment: Containment | None = None,
     ) -> Recording | None:
         """Create the run directory (rank 0), attach this rank's observers, record the initial parameters.
 
@@ -95,11 +98,17 @@ class Recording:
                 found=repr(settings.ranks.text),
                 expected=f"some of 0-{coordinates.world_size - 1}",
             )
-        names = canonical_names(backend, chunks)
         rules = load_layout_rules(settings.patches.search_path)
-        manifest = _manifest(backend, chunks, optimizer, settings, coordinates, label=label, created=created)
-        manifest["numerics"] = _numerics(backend, names)
-        _create_together(backend, settings.out, {**manifest, "patches": audit, "reference": reference})
+        manifest: dict[str, Any] = {"patches": audit, "reference": reference}
+
+        def create() -> None:
+            manifest.update(
+                _manifest(backend, chunks, optimizer, settings, coordinates, label=label, created=created)
+            )
+            create_run(settings.out, manifest)
+
+        _on_first_rank(backend, create)
+        names = canonical_names(backend, chunks)
         if coordinates.rank not in settings.ranks:
             return None
         queue = settings.write_queue_mib << 20
@@ -120,15 +129,26 @@ class Recording:
             settings=settings.capture,
             placements=placed,
             placer=placer,
+            containment=containment,
         )
         recording = cls(context=context, writer=writer, settings=settings, rank=coordinates.rank)
-        recording._config = manifest["config"]
-        recording._kept = capture.attach(context, chunks, optimizer)
-        recording._activation.__enter__()
-        recorder.begin_step(INIT_STEP)
-        observe_parameters(context, Phase.INIT)
-        recorder.end_step()
+        recording._config = manifest.get("config", {})  # only the first rank writes it
+        recording._attach(chunks, optimizer, audit)
         return recording
+
+    def _attach(self, chunks: list[Any], optimizer: Any, audit: list[dict[str, Any]]) -> None:
+        self._activation.__enter__()
+        recorder = self.context.recorder
+        try:
+            self._kept = capture.attach(self.context, chunks, optimizer)
+            recorder.begin_step(INIT_STEP)
+            observe_parameters(self.context, Phase.INIT)
+            recorder.end_step()
+        except Exception as error:
+            failure = Failure.of("the start of the capture", error)
+            with suppress(Exception):  # what stands in the way is raised
+                self.abandon(failure, step=INIT_STEP, findings=(), audit=audit)
+            raise
 
     def begin_step(self, step: int) -> None:
         """Begin step ``step``."""
@@ -170,7 +190,7 @@ class Recording:
                 id="coverage.record_failed",
                 severity=Severity.WARNING,
                 confidence=1.0,
-                title=f"a tensor could not be recorded in step {problem.step} on rank {self._rank}: {reason}",
+                title=f"a tensor could not be recorded in step {problem.step} on rank {self.rank}: {reason}",
                 evidence=(
                     f"first: {problem.record}",
                     f"{sum(one.reason == reason for one in problems)} records of that step",
@@ -194,20 +214,20 @@ class Recording:
                     id="coverage.parameter_without_wgrad",
                     severity=Severity.WARNING,
                     confidence=1.0,
-                    title=f"no dW of {gap.fqn} was seen in {of} of step {step} on rank {self._rank}",
+                    title=f"no dW of {gap.fqn} was seen in {of} of step {step} on rank {self.rank}",
                     remedy="is the parameter used? if it is, its linear has a backward that no patch covers: "
                     "see patches/README.md",
                 )
             )
         if step == self._first_step and not microbatches:
-            findings.append(_no_forward(self._rank))
+            findings.append(_no_forward(self.rank))
         for fqn, seen in coverage.take_unseen_gemms().items():
             findings.append(
                 Finding(
                     id="coverage.wgrad_operands_unseen",
                     severity=Severity.WARNING,
                     confidence=1.0,
-                    title=f"the GEMM that makes dW of {fqn} was not seen in step {seen} on rank {self._rank}",
+                    title=f"the GEMM that makes dW of {fqn} was not seen in step {seen} on rank {self.rank}",
                     remedy="declare a patch for the function that computes it: see patches/README.md",
                 )
             )
@@ -231,7 +251,7 @@ class Recording:
     def update(self, *, findings: Sequence[Finding], audit: list[dict[str, Any]]) -> None:
         """Bring ``run.json`` up to date (rank 0), or this rank's own findings."""
         plain_findings = [_finding(finding) for finding in findings]
-        if self._rank == 0:
+        if self.rank == 0:
             changes: dict[str, Any] = {
                 "findings": plain_findings,
                 "patches": audit,
@@ -248,8 +268,28 @@ class Recording:
         self.update(findings=findings, audit=audit)
         self.context.recorder.close(complete=complete)
 
+    def abandon(
+        self,
+        failure: Failure,
+        *,
+        step: int,
+        findings: Sequence[Finding],
+        audit: list[dict[str, Any]],
+    ) -> None:
+        """End early, without a seal: say why where a reader looks, keep the steps that were whole.
+
+        Raises:
+            DumpError: the reason cannot be written; all else was done.
+        """
+        self.detach()
+        self.context.recorder.abandon()
+        self.update(findings=[*findings, _capture_ended(failure, step, self.rank)], audit=audit)
+
     def detach(self) -> None:
-        """Remove every hook."""
+        """Remove every hook; a second call does nothing."""
+        if self._detached:
+            return
+        self._detached = True
         self.context.clock.end_step()  # hooks on tensors that live on must see that it is over
         capture.detach(self._kept)
         self._kept = []
@@ -259,6 +299,17 @@ class Recording:
 def _watch(backend: CaptureBackend, names: Names, coordinates: RankCoordinates) -> Watch:
     scaled = any(backend.dtype(parameter) == "float16" for _, parameter in names.parameters)
     return Watch(where=coordinates, scaled=scaled)
+
+
+def _capture_ended(failure: Failure, step: int, rank: int) -> Finding:
+    return Finding(
+        id="coverage.capture_ended",
+        severity=Severity.WARNING,
+        confidence=1.0,
+        title=f"capture ended in step {step} on rank {rank}: {failure.error}",
+        evidence=(f"in {failure.where}", *failure.frames),
+        remedy="training went on without it; where the message does not say what to do, report these lines",
+    )
 
 
 def _no_forward(rank: int) -> Finding:
@@ -317,20 +368,23 @@ def _manifest(
         "parallel": coordinates.sizes(),
         "settings": settings.source,
         "config": effective_configuration(chunks, optimizer),
+        "numerics": _numerics(backend, canonical_names(backend, chunks)),
         "environment": environment(),
         "remedies": list(settings.remedies),
         "findings": [],
     }
 
 
-def _create_together(backend: CaptureBackend, out: Path, manifest: dict[str, Any]) -> None:
+def _on_first_rank(backend: CaptureBackend, create: Callable[[], None]) -> None:
     """Create the run on rank 0; every rank learns whether it worked before any of them writes a line."""
-    failure: PrecisionError | None = None
+    failure: Exception | None = None
     if backend.rank()[0] == 0:
         try:
-            create_run(out, manifest)
+            create()
         except PrecisionError as error:
             failure = error
+        except Exception as error:  # noqa: BLE001  the others wait to be told; it may not be picklable
+            failure = RuntimeError(f"{type(error).__name__}: {error}")
     failure = backend.from_first_rank(failure)
     if failure is not None:
         raise failure

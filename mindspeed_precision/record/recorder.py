@@ -249,6 +249,11 @@ class Recorder:
                 self._write_unfinished(pending)
         self._writer.close(complete=complete)
 
+    def abandon(self) -> None:
+        """Close the dump without a seal; records of the running step are dropped: some were not taken."""
+        self._pending = []
+        self._writer.close(complete=False)
+
     def _write_unfinished(self, pending: list[_Pending]) -> None:
         finished: list[tuple[_Pending, str]] = []
         # a device may wait for ever: for a collective with a rank that is gone
