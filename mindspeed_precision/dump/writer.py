@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
@@ -33,6 +34,7 @@ from mindspeed_precision.dump.format import (
 )
 from mindspeed_precision.dump.payload import write_payload
 from mindspeed_precision.dump.strict_json import load_object
+from mindspeed_precision.dump.whole_file import whole_file
 from mindspeed_precision.errors import DumpError
 from mindspeed_precision.records import ParameterDeclaration, Place, RankCoordinates, TensorRecord
 
@@ -100,12 +102,8 @@ def _without_infinities(value: Any) -> Any:
 
 
 def _write_and_rename(path: Path, data: bytes) -> None:
-    temporary = path.with_name(path.name + ".part")
-    with temporary.open("wb") as file:
+    with whole_file(path) as file:
         file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
 
 
 class RankWriter:
@@ -302,6 +300,8 @@ class RankWriter:
             while view:
                 view = view[self._file.write(view) or 0 :]
             os.fsync(self._file.fileno())
+            if not os.fstat(self._file.fileno()).st_nlink:  # what is written goes nowhere
+                raise FileNotFoundError(errno.ENOENT, "the index was removed")
         except OSError as error:
             raise DumpError(f"cannot write: {error.strerror}", where=str(self._path)) from error
         self._digest.update(data)
