@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mindspeed_precision.redaction import redact_text
+
 Wrapper = Callable[[Callable[..., Any], Any, tuple[Any, ...], dict[str, Any]], Any]
 """wrapt's form: ``(wrapped, instance, args, kwargs)``."""
 
@@ -38,7 +40,7 @@ class Failure:
     @classmethod
     def of(cls, where: str, error: Exception) -> Failure:
         """Describe ``error``; its text may be long or have lines."""
-        text = " ".join(str(error).split())
+        text = redact_text(" ".join(str(error).split()))
         name = type(error).__name__
         frames = traceback.extract_tb(error.__traceback__)[-_FRAMES:]
         return cls(

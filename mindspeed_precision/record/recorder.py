@@ -22,6 +22,7 @@ from mindspeed_precision.record.site import Site, SiteTable
 from mindspeed_precision.record.statistics import digest_host, digest_number
 from mindspeed_precision.record.watch import Watch
 from mindspeed_precision.records import INIT_STEP, NO_MICROBATCH, Digest, Part, Phase, Place, Role
+from mindspeed_precision.redaction import redact_text
 
 _PATIENCE = 10.0
 """Seconds that a failed run waits for its device."""
@@ -280,7 +281,7 @@ class Recorder:
         return replace(site.key, step=self.step).describe()
 
     def _add_problem(self, record: str, error: Exception) -> None:
-        message = " ".join(str(error).split()) or type(error).__name__
+        message = redact_text(" ".join(str(error).split())) or type(error).__name__
         self._problems.append(Problem(step=self.step, record=record, reason=message))
 
 

@@ -21,6 +21,7 @@ FOUNDATION = {
     "errors",
     "config",
     "meanings",
+    "redaction",
     "repeats",
     "symptoms",
     "backends.base",
