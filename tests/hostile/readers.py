@@ -1,7 +1,7 @@
 """Every reader of something that others wrote, with a healthy file to begin from. A new reader is one line.
 
-``READERS`` maps a name to ``Reader(file, seeds, read)``: ``seeds(directory)`` makes healthy files; ``file`` is
-the one that is spoilt, relative to the directory; ``read(directory)`` reads it as the product does.
+``READERS`` maps a name to ``Reader(file, seeds, read)``: ``seeds(directory)`` makes healthy files; ``file``
+is the one that is spoilt, relative to the directory; ``read(directory)`` reads it as the product does.
 """
 
 from __future__ import annotations

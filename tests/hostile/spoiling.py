@@ -1,4 +1,4 @@
-"""Ways to spoil a file: its bytes, its lines, values of a JSON document; drawn by hypothesis, so they shrink."""
+"""Ways to spoil a file: its bytes, its lines, values of a JSON document; drawn by hypothesis."""
 
 from __future__ import annotations
 
