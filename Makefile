@@ -1,7 +1,7 @@
 # make demo    set up and watch two real training runs diverge, be explained, and agree again; CASE=config … for others
 # make demo-mindspore    the same with MindSpore as the second backend
 # make test    set up, lint, type-check, run every test
-# The rest: lint chromium fast matrix mindspore mindspeed long layouts bench framework-free oldest newest clean. `make help` lists them.
+# The rest: lint chromium fast matrix mindspore mindspeed long full-disk kill-matrix fuzz layouts bench framework-free oldest newest clean. `make help` lists them.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -119,6 +119,18 @@ mindspeed: $(VENV)/.dev $(MINDSPEED_NEEDS)/.ready ## tests behind real MindSpeed
 
 long: $(VENV)/.dev $(MCORE_TREES) ## tests that take longer still: each piece of the CPU layer by ablation, more versions
 	$(BIN)/python -m pytest -n $(JOBS) -m long $(ARGS)
+
+full-disk: $(VENV)/.dev ## a disk that is full, read-only, gone or cannot rename while a training records (small tmpfs, where mounting is allowed)
+	@$(BIN)/python -m pytest -n 0 -rs tests/disk/test_disk_faults.py $(ARGS)
+
+KILLS ?= 300
+kill-matrix: $(VENV)/.dev ## kill a recording training at random moments (KILLS=300 SEED=0), and read what is left
+	@$(BIN)/python -W ignore tests/disk/kill_matrix.py $(KILLS) --seed $(SEED)
+
+INPUTS ?= 100000
+SEED ?= 0
+fuzz: $(VENV)/.dev ## spoilt files for every reader (INPUTS=100000 SEED=0); counts by reader
+	@$(BIN)/python -W ignore tests/hostile/fuzz.py $(INPUTS) --seed $(SEED) $(ARGS)
 
 layouts: $(VENV)/.dev $(MCORE_TREES) ## every layout of up to four processes, healthy and with faults, and what was found where
 	$(BIN)/python -W ignore -m pytest -n 0 -m long tests/align/test_layout_matrix.py $(ARGS)

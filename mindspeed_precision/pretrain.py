@@ -100,7 +100,7 @@ def _run(real_pretrain: Pretrain, args: tuple[Any, ...], kwargs: dict[str, Any])
         _open_session(request, stack)
         try:
             return real_pretrain(*args, **kwargs)
-        except PrecisionError as error:  # a run to begin with that lacks something, a directory that is full
+        except PrecisionError as error:  # a run to begin with that lacks something, a directory that is used
             raise _stopped(error) from error
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 from mindspeed_precision import capture
@@ -23,6 +23,7 @@ from mindspeed_precision.capture.configuration import (
     plain,
     versions,
 )
+from mindspeed_precision.capture.containment import Containment, Failure
 from mindspeed_precision.capture.context import CaptureContext, activated
 from mindspeed_precision.capture.effective import effective_state
 from mindspeed_precision.capture.layout_rules import load_layout_rules
@@ -71,7 +72,7 @@ class Recording:
         self._export = export
         self._writer = writer
         self._settings = settings
-        self._rank = rank
+        self.rank = rank
         self._kept: list[Any] = []
         self._activation = activated(context)
         requires_grad = context.backend.requires_grad
@@ -82,6 +83,7 @@ class Recording:
         self.steps_recorded = 0
         self._between_steps = BetweenSteps(rank)
         self._drawn: list[Finding] = []
+        self._detached = False
 
     @classmethod
     def open(
@@ -94,6 +96,7 @@ class Recording:
         created: str,
         audit: list[dict[str, Any]],
         reference: Mapping[str, Any] | None = None,
+        containment: Containment | None = None,
     ) -> Recording | None:
         """Create the run directory (rank 0), attach this rank's observers, record the initial parameters.
 
@@ -113,11 +116,17 @@ class Recording:
                 found=repr(settings.ranks.text),
                 expected=f"some of 0-{coordinates.world_size - 1}",
             )
-        names = canonical_names(backend, chunks)
         rules = load_layout_rules(settings.patches.search_path)
-        manifest = _manifest(backend, chunks, optimizer, settings, coordinates, label=label, created=created)
-        manifest["numerics"] = _numerics(backend, names)
-        _create_together(backend, settings.out, {**manifest, "patches": audit, "reference": reference})
+        manifest: dict[str, Any] = {"patches": audit, "reference": reference}
+
+        def create() -> None:
+            manifest.update(
+                _manifest(backend, chunks, optimizer, settings, coordinates, label=label, created=created)
+            )
+            create_run(settings.out, manifest)
+
+        _on_first_rank(backend, create)
+        names = canonical_names(backend, chunks)
         if coordinates.rank not in settings.ranks:
             return None
         queue = settings.write_queue_mib << 20
@@ -126,7 +135,7 @@ class Recording:
         placed = placements(backend, names, coordinates)
         writer.declare_parameters(_declarations(backend, names, placed))
         writer.write_effective(effective_state(backend, names, optimizer))
-        reporter = Reporter(settings, coordinates, manifest["config"].get("megatron_args", {}))
+        reporter = Reporter(settings, coordinates, manifest.get("config", {}).get("megatron_args", {}))
         export = open_live(settings.export, settings.out, rank=coordinates.rank)
         looking: list[Onlooker] = [] if export is None else [export]
         if settings.capture.live_warnings:
@@ -143,6 +152,7 @@ class Recording:
             settings=settings.capture,
             placements=placed,
             placer=placer,
+            containment=containment,
         )
         recording = cls(
             context=context,
@@ -152,11 +162,20 @@ class Recording:
             reporter=reporter,
             export=export,
         )
-        recording._config = manifest["config"]
-        recording._kept = capture.attach(context, chunks, optimizer)
-        recording._activation.__enter__()
-        recording._record_start()
+        recording._config = manifest.get("config", {})  # only the first rank writes it
+        recording._attach(chunks, optimizer, audit)
         return recording
+
+    def _attach(self, chunks: list[Any], optimizer: Any, audit: list[dict[str, Any]]) -> None:
+        self._activation.__enter__()
+        try:
+            self._kept = capture.attach(self.context, chunks, optimizer)
+            self._record_start()
+        except Exception as error:
+            failure = Failure.of("the start of the capture", error)
+            with suppress(Exception):  # what stands in the way is raised
+                self.abandon(failure, step=INIT_STEP, findings=(), audit=audit)
+            raise
 
     def _record_start(self) -> None:
         """Record the initial parameters, and tell from what they took what a step will take."""
@@ -240,7 +259,7 @@ class Recording:
     def update(self, *, findings: Sequence[Finding], audit: list[dict[str, Any]]) -> None:
         """Bring ``run.json`` up to date (rank 0), or this rank's own findings."""
         plain_findings = [_finding(finding) for finding in findings]
-        if self._rank == 0:
+        if self.rank == 0:
             changes: dict[str, Any] = {
                 "findings": plain_findings,
                 "patches": audit,
@@ -275,8 +294,31 @@ class Recording:
             error=error,
         )
 
+    def abandon(
+        self,
+        failure: Failure,
+        *,
+        step: int,
+        findings: Sequence[Finding],
+        audit: list[dict[str, Any]],
+    ) -> None:
+        """End early, without a seal: say why where a reader looks, keep the steps that were whole.
+
+        Raises:
+            DumpError: the reason cannot be written; all else was done.
+        """
+        self.detach()
+        self.context.recorder.abandon()
+        if self._export is not None:
+            with suppress(Exception):  # of another library; what ended the capture is what counts
+                self._export.close()
+        self.update(findings=[*findings, self._shortfalls.capture_ended(failure, step)], audit=audit)
+
     def detach(self) -> None:
-        """Remove every hook."""
+        """Remove every hook; a second call does nothing."""
+        if self._detached:
+            return
+        self._detached = True
         self.context.clock.end_step()  # hooks on tensors that live on must see that it is over
         capture.detach(self._kept)
         self._kept = []
@@ -334,20 +376,23 @@ def _manifest(
         "parallel": coordinates.sizes(),
         "settings": settings.source,
         "config": effective_configuration(chunks, optimizer),
+        "numerics": _numerics(backend, canonical_names(backend, chunks)),
         "environment": environment(),
         "remedies": list(settings.remedies),
         "findings": [],
     }
 
 
-def _create_together(backend: CaptureBackend, out: Path, manifest: dict[str, Any]) -> None:
+def _on_first_rank(backend: CaptureBackend, create: Callable[[], None]) -> None:
     """Create the run on rank 0; every rank learns whether it worked before any of them writes a line."""
-    failure: PrecisionError | None = None
+    failure: Exception | None = None
     if backend.rank()[0] == 0:
         try:
-            create_run(out, manifest)
+            create()
         except PrecisionError as error:
             failure = error
+        except Exception as error:  # noqa: BLE001  the others wait to be told; it may not be picklable
+            failure = RuntimeError(f"{type(error).__name__}: {error}")
     failure = backend.from_first_rank(failure)
     if failure is not None:
         raise failure

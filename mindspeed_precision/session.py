@@ -13,16 +13,18 @@ from __future__ import annotations
 import datetime
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from mindspeed_precision.backends.detect import TORCH, capture_backend, loaded_framework, observing
 from mindspeed_precision.backends.npu import npu_module
+from mindspeed_precision.capture.containment import Containment, Failure
 from mindspeed_precision.config import Settings, load_settings
-from mindspeed_precision.errors import ConfigError, PatchError
+from mindspeed_precision.errors import ConfigError, PatchError, PrecisionError
 from mindspeed_precision.patching.declare import Effect, load_declarations, select, shipped_groups
 from mindspeed_precision.patching.session import PatchAudit, PatchSession
 from mindspeed_precision.records import Finding, Severity
@@ -41,6 +43,8 @@ class Session:
         settings: frozen settings; or give ``config``, ``overrides`` and ``out`` as on the command line.
         label: free text that names the run in reports.
         first_step: of a loop of one's own that goes on from a checkpoint: the step that it begins with.
+
+    What fails in here while the training runs ends the capture, which is said once; the training goes on.
 
     Raises:
         ConfigError: the settings are wrong, or ``model`` or ``optimizer`` is none of the framework's.
@@ -73,6 +77,7 @@ class Session:
         self._steps = 0
         self._forcing: Any = None
         self._step = first_step - 1
+        self.containment = Containment(self._say)
 
     @property
     def context(self) -> Any:
@@ -106,11 +111,10 @@ class Session:
         if ended_well and self._steps and self._recording is not None and not self._recording.steps_recorded:
             self._say_that_nothing_was_recorded()
         try:
-            if self._recording is not None:
+            if self._settled() is not None:
                 ended_by = "" if ended_well or error is None else type(error).__name__
-                self._recording.close(
-                    complete=ended_well, findings=self.findings, audit=self._audit(), error=ended_by
-                )
+                self.containment.run("the end of the run", self._close, ended_well, ended_by)
+            self._settled()
         finally:
             self._stack.close()
         if ended_well and self._recording is not None and not self._steps:
@@ -133,6 +137,11 @@ class Session:
         if capture_backend().rank()[0] == 0:
             sys.stderr.write(f"mindspeed-precision: {finding.title}; {finding.remedy}\n")
 
+    def _close(self, ended_well: bool, ended_by: str) -> None:
+        self._recording.close(
+            complete=ended_well, findings=self.findings, audit=self._audit(), error=ended_by
+        )
+
     def before_setup(self) -> None:
         """The model is about to be built: settings that it reads from Megatron's arguments are made now."""
         if self.settings.determinism.enabled and self.settings.determinism.zero_dropout:
@@ -140,14 +149,22 @@ class Session:
 
             from mindspeed_precision.determinism import zero_dropout_arguments
 
-            zero_dropout_arguments(get_args())
+            with self._meant():
+                zero_dropout_arguments(get_args())
 
     def attach(self, model: Any, optimizer: Any) -> None:
         """Put the observers around ``model`` (or a list of chunks) and ``optimizer``; record parameters."""
-        from mindspeed_precision.determinism import zero_dropout
-        from mindspeed_precision.recording import Recording  # imports the framework
-
         chunks = list(model) if isinstance(model, (list, tuple)) else [model]
+        with self._meant():
+            self._prepare(chunks, optimizer)
+        with self._contained("the start of the capture"):
+            self._record(chunks, optimizer)
+        self._settled()
+
+    def _prepare(self, chunks: list[Any], optimizer: Any) -> None:
+        """Change the model as the settings say: nothing of that may fail by halves."""
+        from mindspeed_precision.determinism import zero_dropout
+
         if self._recording is not None:
             raise PatchError("a second model was built in one run", remedy="use one Session per model")
         if self.settings.determinism.enabled and self.settings.determinism.zero_dropout:
@@ -162,6 +179,10 @@ class Session:
             perturb(self.settings.perturb, chunks, optimizer)
         if self.settings.reference:
             self._force(chunks, optimizer)
+
+    def _record(self, chunks: list[Any], optimizer: Any) -> None:
+        from mindspeed_precision.recording import Recording  # imports the framework
+
         recording = Recording.open(
             chunks,
             optimizer,
@@ -170,6 +191,7 @@ class Session:
             created=_now(),
             audit=self._audit(),
             reference=None if self._forcing is None else self._forcing.manifest,
+            containment=self.containment,
         )
         if recording is not None:
             self._stack.callback(recording.detach)
@@ -189,8 +211,9 @@ class Session:
 
     def begin_training(self) -> None:
         """Check that every patch is in place; the loop is about to make its first step."""
-        if self._patches is not None:
-            self._patches.require_healthy(at="start")
+        if self._patches is not None and self.containment.failure is None:
+            with self._contained("the check of the patches"):
+                self._patches.require_healthy(at="start")
 
     def begin_step(self, step: int | None) -> None:
         """Begin step ``step``, 0-based; None: the one after the last.
@@ -200,13 +223,15 @@ class Session:
             ConfigError: it begins after that step.
         """
         self._step = self._step + 1 if step is None else step
-        if self._driven and self.finished:
-            self._stop()
-        self._reassert()
-        if self._forcing is not None:
-            self._forcing.before(self._step)
-        if self._recording is not None:
-            self._recording.begin_step(self._step)
+        with self._meant():
+            if self._driven and self.finished:
+                self._stop()
+            if self._forcing is not None:
+                self._forcing.before(self._step)
+        with self._contained("the switches of determinism"):
+            self._reassert()
+        if self._settled() is not None:
+            self.containment.run("the beginning of a step", self._recording.begin_step, self._step)
 
     def _stop(self) -> None:
         last = self.settings.stop_after
@@ -229,13 +254,23 @@ class Session:
 
     def end_step(self) -> None:
         """End the step: write its records, name the parameters without dW."""
-        if self._recording is not None:
-            self.findings += self._recording.end_step()
+        if self._settled() is not None:
+            found = self.containment.run("the end of a step", self._recording.end_step)
+            self.findings += found or []
         self._steps += 1
-        if self._steps == 1 and self._patches is not None and self._recording is not None:
+        if self._steps == 1 and self._settled() is not None:
+            with self._contained("the check of the patches"):
+                self._check_first_step()
+            self.containment.run("run.json", self._update)
+        self._settled()
+
+    def _check_first_step(self) -> None:
+        if self._patches is not None:
             excused = self._recording.excused_patches()
             self._patches.require_healthy(at="first step", excused=excused)
-            self._recording.update(findings=self.findings, audit=self._audit())
+
+    def _update(self) -> None:
+        self._recording.update(findings=self.findings, audit=self._audit())
 
     def step(self, *, loss: Any = None, grad_norm: Any = None) -> None:
         """End a training step of a loop of one's own, and begin the next.
@@ -245,7 +280,9 @@ class Session:
             grad_norm: likewise; Megatron's optimizers tell it by themselves.
         """
         if self._recording is not None:
-            self._recording.log(loss=loss, grad_norm=grad_norm)
+            self.containment.run(
+                "the loss of a step", partial(self._recording.log, loss=loss, grad_norm=grad_norm)
+            )
         self.end_step()
         self.begin_step(None)
 
@@ -259,6 +296,49 @@ class Session:
         from mindspeed_precision.capture.batch import observed_forward_step
 
         return observed_forward_step(self.context, function)
+
+    @contextmanager
+    def _meant(self) -> Iterator[None]:
+        """Let every error through: what is done changes the training, so that it cannot go on without."""
+        try:
+            yield
+        except Exception as error:
+            self.containment.refusal(error)
+            raise
+
+    @contextmanager
+    def _contained(self, where: str) -> Iterator[None]:
+        """Let errors through that refuse a setting, a patch or a directory; any other ends the capture."""
+        try:
+            yield
+        except PrecisionError as error:
+            self.containment.refusal(error)
+            raise
+        except Exception as error:  # noqa: BLE001  the training goes on
+            self.containment.failed(where, error)
+
+    def _say(self, failure: Failure) -> None:
+        """Tell, where it happens, that this rank records no more; its observers are idle from now on."""
+        rank = 0
+        if self._recording is not None:
+            self._recording.context.clock.end_step()
+            rank = self._recording.rank
+        sys.stderr.write(
+            f"mindspeed-precision: rank {rank}, step {self._step}: capture ends here, training goes on: "
+            f"{failure.error} (in {failure.where}); what was written stays readable in {self.settings.out}\n"
+        )
+
+    def _settled(self) -> Any:
+        """Return the recording; take it away first where capture has ended."""
+        if self._recording is not None and self.containment.failure is not None:
+            recording, self._recording = self._recording, None
+            if self._patches is not None:
+                self._patches.silence(but=LOOP_PATCHES)
+            with suppress(Exception):  # it was said; a disk that is full refuses this, too
+                recording.abandon(
+                    self.containment.failure, step=self._step, findings=self.findings, audit=self._audit()
+                )
+        return self._recording
 
     def _pin(self) -> None:
         if not self.settings.determinism.enabled:
@@ -282,7 +362,11 @@ class Session:
         own = sorted({d.group for d in declarations if d.effect is Effect.OBSERVE} - shipped_groups())
         groups += [*_framework_groups(), *own]
         chosen = select(declarations, groups=groups, names=self.settings.remedies)
-        self._patches = PatchSession(chosen, allow_external=self.settings.patches.allow_external)
+        self._patches = PatchSession(
+            chosen,
+            allow_external=self.settings.patches.allow_external,
+            contain=self.containment.call,
+        )
         self._patches.install()
         self._stack.callback(self._patches.undo)
         if self._driven:

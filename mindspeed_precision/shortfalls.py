@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from mindspeed_precision.capture.containment import Failure
 from mindspeed_precision.capture.coverage import Gap
 from mindspeed_precision.dump.format import Problem
 from mindspeed_precision.records import Finding, Severity
@@ -38,6 +39,16 @@ class Shortfalls:
             )
             for reason, problem in fresh.items()
         ]
+
+    def capture_ended(self, failure: Failure, step: int) -> Finding:
+        """Return the finding that a failure of ours, or of the disk, ended the capture."""
+        return _warning(
+            "coverage.capture_ended",
+            f"capture ended in step {step} on rank {self._rank}: {failure.error}",
+            "training went on without it; where the message does not say what to do, report these lines",
+            f"in {failure.where}",
+            *failure.frames,
+        )
 
     def without_gradient(self, gaps: Sequence[Gap]) -> list[Finding]:
         """Return a finding for each trainable parameter of which no dW was seen."""

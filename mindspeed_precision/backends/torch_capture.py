@@ -111,7 +111,7 @@ class TorchCapture(TorchBackend, TorchApi):
         shape, whole = tensor.shape, tensor.is_contiguous() and base.is_contiguous()
         if whole:
             base.grad_fn.register_hook(
-                lambda before, _: observe(before[0].view(shape)) if before[0] is not None else None
+                lambda before, _: observe(before[0].reshape(shape)) if before[0] is not None else None
             )
 
     def hook_accumulation(

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mindspeed_precision.capture.between_steps import tracker_states
-from mindspeed_precision.capture.context import CaptureContext
+from mindspeed_precision.capture.context import CaptureContext, contained
 from mindspeed_precision.capture.modules import tensors_of
 from mindspeed_precision.capture.names import unwrap
 from mindspeed_precision.records import Phase, Role
@@ -29,18 +29,25 @@ def observed_forward_step(context: CaptureContext, forward_step: Callable[..., A
     """
     chunks = {id(root): index for index, root in enumerate(context.names.roots)}
 
-    @functools.wraps(forward_step)
-    def step(data_iterator: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+    def observe(
+        wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         backend = context.backend
         if not (context.clock.in_step and context.training and backend.grad_enabled()):
-            return forward_step(data_iterator, model, *args, **kwargs)
+            return wrapped(*args, **kwargs)
+        iterator, model, rest = args[0], args[1], args[2:]
         context.clock.announce_forward(chunks.get(id(unwrap(backend, model)), 0))
-        if data_iterator is not None and hasattr(data_iterator, "__next__"):
-            data_iterator = ObservedIterator(context, data_iterator)
-        returned = forward_step(data_iterator, model, *args, **kwargs)
+        if iterator is not None and hasattr(iterator, "__next__"):
+            iterator = ObservedIterator(context, iterator)
+        returned = wrapped(iterator, model, *rest, **kwargs)
         if isinstance(returned, tuple) and len(returned) > 1 and callable(returned[1]):
             returned = (returned[0], _observed_loss(context, returned[1]), *returned[2:])
         return returned
+
+    @functools.wraps(forward_step)
+    def step(data_iterator: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+        given = (data_iterator, model, *args)
+        return context.containment.call("a forward step", observe, forward_step, None, given, kwargs)
 
     return step
 
@@ -56,8 +63,13 @@ class ObservedIterator:
         return self
 
     def __next__(self) -> Any:
-        journal.mark()
+        contain = self._context.containment.run
+        contain("a batch", journal.mark)
         batch = next(self._iterator)
+        contain("a batch", self._observe, batch)
+        return batch
+
+    def _observe(self, batch: Any) -> None:
         clock = self._context.clock
         microbatch, occurrence = clock.forward_microbatch, clock.count(BATCH)
         backend = self._context.backend
@@ -75,7 +87,6 @@ class ObservedIterator:
                 microbatch=microbatch,
                 occurrence=occurrence,
             )
-        return batch
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._iterator, name)
@@ -84,14 +95,17 @@ class ObservedIterator:
 def _observed_loss(context: CaptureContext, loss_function: Callable[..., Any]) -> Callable[..., Any]:
     microbatch = context.clock.forward_microbatch
 
-    @functools.wraps(loss_function)
-    def loss(*args: Any, **kwargs: Any) -> Any:
-        returned = loss_function(*args, **kwargs)
+    def observe(returned: Any) -> None:
         for slot, tensor in tensors_of(context.backend, returned):
             # what is differentiated comes first; a report's entries keep their names ("2.lm loss": "lm loss")
             name = "" if slot == "0" else slot.partition(".")[2] or slot
             loss = context.backend.detach(tensor)
             context.observe(Phase.LOSS, LOSS, Role.LOSS, loss, slot=name, microbatch=microbatch)
+
+    @functools.wraps(loss_function)
+    def loss(*args: Any, **kwargs: Any) -> Any:
+        returned = loss_function(*args, **kwargs)
+        context.containment.run("the loss", observe, returned)
         return returned
 
     return loss
@@ -162,6 +176,10 @@ def observe_sample_ids(
 ) -> Iterator[Any]:
     """Note the sample ids that a batch sampler yields. Wraps its ``__iter__(self)``."""
     for ids in wrapped(*args, **kwargs):
-        if isinstance(ids, list) and all(isinstance(item, int) for item in ids):
-            journal.note(id(instance), list(ids))
+        contained("the ids of a batch", _note_ids, instance, ids)
         yield ids
+
+
+def _note_ids(sampler: object, ids: object) -> None:
+    if isinstance(ids, list) and all(isinstance(item, int) for item in ids):
+        journal.note(id(sampler), list(ids))

@@ -74,7 +74,7 @@ def _observer(name: str, given: tuple[int, str], got: tuple[int, str]) -> Observ
         if _coalescing():  # nothing has run yet; what comes back is recorded as the reduced gradient
             return work
         if hasattr(work, "wait"):  # the handle of an asynchronous call
-            return ObservedWork(work, done)
+            return ObservedWork(work, context.containment.hook(f"the result of {name}", done))
         done()
         return work
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from mindspeed_precision.backends.capture_base import CaptureBackend
 from mindspeed_precision.capture.activations import ActivationPlacer
 from mindspeed_precision.capture.clock import Call, Clock
+from mindspeed_precision.capture.containment import Containment
 from mindspeed_precision.capture.coverage import CoverageWitness
 from mindspeed_precision.capture.names import Names
 from mindspeed_precision.config import CaptureSettings
@@ -22,6 +24,8 @@ from mindspeed_precision.records import (
     Placement,
     Role,
 )
+
+_LOG = logging.getLogger(__name__)
 
 
 class CaptureContext:
@@ -43,6 +47,7 @@ class CaptureContext:
             the others runs beside the next forward.
         placements: by parameter, where this rank's tensor sits in the canonical one.
         placer: says the same of activations; None: nothing is placed.
+        containment: through which everything is called that runs inside the training.
     """
 
     def __init__(
@@ -54,6 +59,7 @@ class CaptureContext:
         settings: CaptureSettings,
         placements: Mapping[str, Placement | None] | None = None,
         placer: ActivationPlacer | None = None,
+        containment: Containment | None = None,
     ) -> None:
         self.backend = backend
         self.names = names
@@ -69,6 +75,7 @@ class CaptureContext:
         self.gathers_late = False
         self.placements = dict(placements or {})
         self.placer = placer
+        self.containment = containment or Containment()
         self.parameter_names = {id(parameter): fqn for fqn, parameter in names.parameters}
 
     @property
@@ -144,6 +151,17 @@ class CaptureContext:
 
 
 _active: list[CaptureContext] = []
+
+
+def contained(where: str, function: Callable[..., None], *args: Any) -> None:
+    """Call ``function``, of no run in particular: its failure ends the capture of the one that runs."""
+    try:
+        function(*args)
+    except Exception as error:  # noqa: BLE001  the training goes on
+        if not _active:
+            _LOG.exception("mindspeed_precision: %s failed; training goes on", where)
+        for context in _active[-1:]:
+            context.containment.failed(where, error)
 
 
 def active() -> CaptureContext | None:

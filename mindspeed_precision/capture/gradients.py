@@ -24,8 +24,10 @@ def attach_gradients(context: CaptureContext, *, overlapping: bool) -> list[Any]
     backend = context.backend
     for fqn, parameter in context.names.parameters:
         if backend.requires_grad(parameter):
-            after = None if overlapping else _after(context, fqn, parameter)
-            kept += backend.hook_accumulation(parameter, _before(context, fqn, parameter), after)
+            where, hook = f"the gradient of {fqn}", context.containment.hook
+            before = hook(where, _before(context, fqn, parameter))
+            after = None if overlapping else hook(where, _after(context, fqn, parameter))
+            kept += backend.hook_accumulation(parameter, before, after)
     return kept
 
 

@@ -45,9 +45,11 @@ def attach_modules(context: CaptureContext) -> list[Any]:
     hooks = _InputHooks(backend)
     handles: list[Any] = [hooks]
     chunks = {id(root): index for index, root in enumerate(context.names.roots)}
+    hook = context.containment.hook
     for fqn, module in context.names.modules:
         chunk = chunks.get(id(module))
-        before, after = _before(context, fqn, chunk, hooks), _after(context, fqn, chunk, hooks)
+        before = hook(f"the call of {fqn}", _before(context, fqn, chunk, hooks))
+        after = hook(f"the result of {fqn}", _after(context, fqn, chunk, hooks))
         handles += backend.hook_call(module, before, after)
     return handles
 
@@ -181,7 +183,7 @@ def _tell_backward_microbatch(context: CaptureContext, call: Call) -> Callable[[
     def tell(grad: Any) -> None:
         context.clock.backward_microbatch = call.microbatch
 
-    return tell
+    return context.containment.hook(f"the gradient of {call.fqn}", tell)
 
 
 def _observe_gradient(
@@ -203,4 +205,4 @@ def _gradient_observer(context: CaptureContext, call: Call, role: Role, slot: st
         context.clock.backward_microbatch = call.microbatch
         context.observe_call(call, Phase.DGRAD, role, grad, slot)
 
-    return observe
+    return context.containment.hook(f"the gradient of {call.fqn}", observe)

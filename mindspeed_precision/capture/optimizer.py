@@ -24,7 +24,10 @@ def attach_optimizer(context: CaptureContext, optimizer: Any) -> list[Any]:
     handles: list[Any] = []
     for member in members(optimizer):
         if backend.is_optimizer(member):
-            handles += backend.hook_step(member, _before_step(context, member), _after_step(context, member))
+            hook = context.containment.hook
+            before = hook("the optimizer's step", _before_step(context, member))
+            after = hook("the optimizer's step", _after_step(context, member))
+            handles += backend.hook_step(member, before, after)
     return handles
 
 

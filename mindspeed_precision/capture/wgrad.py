@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mindspeed_precision.capture.clock import Call
+from mindspeed_precision.capture.containment import Wrapper
 from mindspeed_precision.capture.context import CaptureContext, active
 from mindspeed_precision.capture.gradients import observe_main_grad
 from mindspeed_precision.records import FUSED_DIFFERENCE, Phase, Role
@@ -73,7 +74,7 @@ def observe_backward(
     witness = _GemmWitness(context, call, weight)
     _running.call, _running.fused_gemms = call, 0
     try:
-        with context.backend.watch_products(witness.look):
+        with context.backend.watch_products(witness.look_safely):
             grads = wrapped(*args, **kwargs)
         if weight.trained and not (_running.fused_gemms if fused else witness.gemms):
             _report_unseen(context, call, fused, args[0])
@@ -101,6 +102,12 @@ class _GemmWitness:
     def __init__(self, context: CaptureContext, call: Call, weight: _Weight) -> None:
         self._context, self._call, self._weight = context, call, weight
         self.gemms = 0
+
+    def look_safely(self, left: Any, right: Any, compute: Callable[[], Any]) -> Any:
+        """Do as ``look`` does; a failure of ours stays out of the training."""
+        where = f"a matrix product of {self._call.fqn}"
+        observer: Wrapper = lambda once, instance, args, kwargs: self.look(left, right, once)  # noqa: E731
+        return self._context.containment.call(where, observer, compute, None, (), {})
 
     def look(self, left: Any, right: Any, compute: Callable[[], Any]) -> Any:
         """See the product of ``left`` and ``right``; return it."""

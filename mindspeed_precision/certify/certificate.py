@@ -16,6 +16,7 @@ from mindspeed_precision.dump.format import INDEX
 from mindspeed_precision.dump.reader import Run, load_run
 from mindspeed_precision.errors import ConfigError
 from mindspeed_precision.records import CheckOutcome, Examination, Finding
+from mindspeed_precision.redaction import redact_words
 
 SCHEMA = 1
 FILE = "certificate.json"
@@ -41,7 +42,7 @@ class Certificate:
         resumed_at: the step at which a run went on from a checkpoint; None where none did.
         findings: what was not repeated, the first one first.
         reasons: why nothing is certified although nothing differs.
-        launch: the command that was repeated; empty where existing runs were compared.
+        launch: the command that was repeated, without secrets; empty where existing runs were compared.
     """
 
     repetitions: tuple[Repetition, ...]
@@ -119,7 +120,7 @@ def certify_runs(*runs: str | Path | Run, launch: Sequence[str] = ()) -> Certifi
         resumed_at=None if resumed is None else resumed.began,
         findings=tuple(findings),
         reasons=tuple(dict.fromkeys(reason for one in repetitions for reason in _reasons(one))),
-        launch=tuple(launch),
+        launch=tuple(redact_words(launch)),
     )
 
 

@@ -86,9 +86,10 @@ class Background:
                 self._waiting.append((job, size))
                 self._held += size
             if self._waiting and not self._working:
+                # a process that may start no more threads raises here, with nothing that anybody waits for
+                threading.Thread(target=self._work, name="precision-writer", daemon=True).start()
                 self._working = True
                 atexit.register(self.finish)  # a run that nobody closes keeps its steps
-                threading.Thread(target=self._work, name="precision-writer", daemon=True).start()
         self.raise_failure()
 
     def finish(self) -> None:

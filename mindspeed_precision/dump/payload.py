@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ import numpy as np
 
 from mindspeed_precision.backends.base import HostTensor
 from mindspeed_precision.dump.strict_json import check_keys, load_object
+from mindspeed_precision.dump.whole_file import whole_file
 from mindspeed_precision.errors import DumpError
 
 _TAGS = {
@@ -71,14 +71,10 @@ def write_payload(path: Path, tensors: Mapping[str, HostTensor]) -> None:
         header[name] = {"dtype": tag_of(tensors[name].dtype), "shape": shape, "data_offsets": [start, end]}
     head = json.dumps(header, separators=(",", ":")).encode()
     head += b" " * (-len(head) % 8)
-    temporary = path.with_name(path.name + ".part")
-    with temporary.open("wb") as file:
+    with whole_file(path) as file:
         file.write(len(head).to_bytes(8, "little") + head)
         for name in order:
             file.write(np.ascontiguousarray(tensors[name].bits).data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
 
 
 @dataclass(frozen=True, kw_only=True)

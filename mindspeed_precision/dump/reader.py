@@ -34,11 +34,13 @@ from mindspeed_precision.dump.format import (
     parse_line,
     rank_directory,
 )
+from mindspeed_precision.dump.inside import read_inside, require_inside
 from mindspeed_precision.dump.manifest import check_manifest
 from mindspeed_precision.dump.payload import PayloadFile
 from mindspeed_precision.dump.strict_json import check_keys, load_object
 from mindspeed_precision.errors import DumpError
 from mindspeed_precision.records import ParameterDeclaration, Place, RankCoordinates, TensorRecord
+from mindspeed_precision.redaction import redact
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +96,7 @@ class RankRecords:
         if Path(name).name != name:
             raise DumpError("not a file of this rank", where=str(self.directory), found=repr(name))
         if name not in self._files:
+            require_inside(self.directory / name, self.directory.parent)
             self._files[name] = PayloadFile(self.directory / name)
         return self._files[name].read(str(record.seq), dtype=record.dtype, shape=record.shape)
 
@@ -174,7 +177,7 @@ def _load_manifest(path: Path) -> dict[str, Any]:
             f"{', '.join(entries[:3])}{' …' if len(entries) > 3 else ''}" if entries else "an empty directory"
         )
         raise DumpError("not a run", where=str(path), found=found, expected=MANIFEST)
-    manifest = load_object(_read(file), where=str(file))
+    manifest = load_object(read_inside(file, path), where=str(file))
     schema = manifest.get("schema")
     if type(schema) is not int or schema not in READABLE:
         remedy = "read it with the version of mindspeed_precision that wrote it"
@@ -186,14 +189,8 @@ def _load_manifest(path: Path) -> dict[str, Any]:
             remedy=remedy,
         )
     check_manifest(manifest, where=str(file))
-    return manifest
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise DumpError(f"cannot read: {error.strerror}", where=str(path)) from error
+    shown: dict[str, Any] = redact(manifest)  # an older version wrote it as it came
+    return shown
 
 
 def _rank_numbers(path: Path) -> list[int]:
@@ -291,12 +288,13 @@ class _Index:
 
 def _load_rank(directory: Path) -> RankRecords | None:
     """Read one rank's directory; None if it holds no whole line."""
-    path = directory / INDEX
+    path, run = directory / INDEX, directory.parent
+    require_inside(directory, run)
     if not path.is_file():
         if (directory / COMPLETE).exists():
             raise DumpError("sealed, but the index is gone", where=str(path))
         return None
-    data = _read(path)
+    data = read_inside(path, run)
     lines = data.split(b"\n")
     torn = lines.pop()
     complete = _check_seal(directory / COMPLETE, data, len(lines))
@@ -325,7 +323,7 @@ def _load_rank(directory: Path) -> RankRecords | None:
 def _load_effective(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
-    plain = load_object(_read(path), where=str(path))
+    plain = load_object(read_inside(path, path.parent.parent), where=str(path))
     check_effective(plain, where=str(path))
     return plain
 
@@ -333,9 +331,9 @@ def _load_effective(path: Path) -> dict[str, Any]:
 def _load_findings(path: Path) -> tuple[Any, ...]:
     if not path.exists():
         return ()
-    plain = load_object(_read(path), where=str(path))
+    plain = load_object(read_inside(path, path.parent.parent), where=str(path))
     check_keys(plain, FINDINGS_KEYS, where=str(path))
-    return tuple(plain["findings"])
+    return tuple(redact(plain["findings"]))
 
 
 def _notes(index: _Index, *, torn: bool, complete: bool) -> Iterator[str]:
@@ -359,7 +357,7 @@ def _check_seal(path: Path, data: bytes, lines: int) -> bool:
     """Compare the index with its seal; False if there is none."""
     if not path.exists():
         return False
-    seal = load_object(_read(path), where=str(path))
+    seal = load_object(read_inside(path, path.parent.parent), where=str(path))
     check_keys(seal, COMPLETE_KEYS, where=str(path))
     if seal["algorithm"] != DIGEST_ALGORITHM:
         found = seal["algorithm"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
@@ -33,8 +34,10 @@ from mindspeed_precision.dump.format import (
 )
 from mindspeed_precision.dump.payload import write_payload
 from mindspeed_precision.dump.strict_json import load_object
+from mindspeed_precision.dump.whole_file import whole_file
 from mindspeed_precision.errors import DumpError
 from mindspeed_precision.records import ParameterDeclaration, Place, RankCoordinates, TensorRecord
+from mindspeed_precision.redaction import redact
 
 
 def create_run(directory: Path, manifest: Mapping[str, Any]) -> None:
@@ -42,7 +45,7 @@ def create_run(directory: Path, manifest: Mapping[str, Any]) -> None:
 
     Args:
         directory: must not exist or be empty, so that no earlier run is lost.
-        manifest: the content of ``run.json``; its ``schema`` is set here.
+        manifest: the content of ``run.json``; its ``schema`` is set here, and secrets are taken out.
 
     Raises:
         DumpError: the directory holds something, or cannot be written.
@@ -80,7 +83,7 @@ def update_manifest(directory: Path, changes: Mapping[str, Any]) -> None:
 def _write_manifest(directory: Path, manifest: Mapping[str, Any]) -> None:
     path = directory / MANIFEST
     try:
-        text = json.dumps(_without_infinities(manifest), allow_nan=False, indent=1)
+        text = json.dumps(redact(_without_infinities(manifest)), allow_nan=False, indent=1)
         _write_and_rename(path, text.encode() + b"\n")
     except (TypeError, ValueError) as error:
         raise DumpError(f"the manifest cannot be written as JSON: {error}", where=str(path)) from error
@@ -100,12 +103,8 @@ def _without_infinities(value: Any) -> Any:
 
 
 def _write_and_rename(path: Path, data: bytes) -> None:
-    temporary = path.with_name(path.name + ".part")
-    with temporary.open("wb") as file:
+    with whole_file(path) as file:
         file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
 
 
 class RankWriter:
@@ -233,7 +232,7 @@ class RankWriter:
 
     def _write_json(self, name: str, plain: Mapping[str, Any]) -> None:
         try:
-            _write_and_rename(self.directory / name, json.dumps(plain, indent=1).encode() + b"\n")
+            _write_and_rename(self.directory / name, json.dumps(redact(plain), indent=1).encode() + b"\n")
         except OSError as error:
             raise DumpError(f"cannot write: {error.strerror}", where=str(self.directory)) from error
 
@@ -311,6 +310,8 @@ class RankWriter:
             while view:
                 view = view[self._file.write(view) or 0 :]
             os.fsync(self._file.fileno())
+            if not os.fstat(self._file.fileno()).st_nlink:  # what is written goes nowhere
+                raise FileNotFoundError(errno.ENOENT, "the index was removed")
         except OSError as error:
             raise DumpError(f"cannot write: {error.strerror}", where=str(self._path)) from error
         self._digest.update(data)

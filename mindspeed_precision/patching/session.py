@@ -28,6 +28,9 @@ __all__ = ["PatchAudit", "PatchSession", "Status"]
 
 _LOG = logging.getLogger(__name__)
 
+Contain = Callable[[str, Wrapper, Callable[..., Any], Any, tuple[Any, ...], dict[str, Any]], Any]
+"""``(where, wrapper, wrapped, instance, args, kwargs)``: ``capture.containment.Containment.call``."""
+
 _CHECK = "`mindspeed-precision patches check` shows what each patch finds on this machine"
 _ORDER = "apply every other patch before the debugged run begins; patches/README.md says more"
 
@@ -42,17 +45,26 @@ class PatchSession:
             session.require_healthy(at="first step")
     """
 
-    def __init__(self, declarations: Iterable[PatchDeclaration], *, allow_external: bool = False) -> None:
+    def __init__(
+        self,
+        declarations: Iterable[PatchDeclaration],
+        *,
+        allow_external: bool = False,
+        contain: Contain | None = None,
+    ) -> None:
         """Prepare; nothing is imported or changed before `install`.
 
         Args:
             declarations: what to patch. On one target ``constrain`` goes below ``observe``: an observer sees
                 what the constrained code really computed.
             allow_external: load wrappers outside this package.
+            contain: calls an observing wrapper so that what it raises does not reach its caller; None: all of
+                it does, as what a ``constrain`` raises always does.
         """
         ordered = sorted(declarations, key=lambda declaration: declaration.effect is not Effect.CONSTRAIN)
         self.declarations: tuple[PatchDeclaration, ...] = tuple(ordered)
         self.allow_external = allow_external
+        self._contain = contain
         self._installations: list[Installation] = []
         self._left_out: list[PatchAudit] = []
         self._installed = False
@@ -113,6 +125,13 @@ class PatchSession:
         for note in notes:
             _LOG.warning("patch left in place: %s", note)
         return notes
+
+    def silence(self, *, but: Collection[str] = ()) -> None:
+        """Make every observer a pass-through, except those of the groups ``but``; what constrains goes on."""
+        for installation in self._installations:
+            declaration = installation.declaration
+            if declaration.effect is Effect.OBSERVE and declaration.group not in but:
+                installation.active = False
 
     def audit(self) -> list[PatchAudit]:
         """Tell where every patch stands now, in the order of the declarations."""
@@ -176,7 +195,7 @@ class PatchSession:
         self._installations.append(installation)
         assert resolution.wrapper is not None
         below = staticmethod(before) if _lost_its_staticmethod(resolution, before) else before
-        wrapper: Any = wrapt.FunctionWrapper(below, _counted(installation, resolution.wrapper))
+        wrapper: Any = wrapt.FunctionWrapper(below, _counted(installation, resolution.wrapper, self._contain))
         wrapper._self_patch = resolution.declaration.name
         set_attribute(parent, attribute, wrapper)
         installation.wrapper = wrapper
@@ -209,13 +228,18 @@ class PatchSession:
         )
 
 
-def _counted(installation: Installation, wrapper: Wrapper) -> Wrapper:
+def _counted(installation: Installation, wrapper: Wrapper, contain: Contain | None) -> Wrapper:
+    contained = contain is not None and installation.declaration.effect is Effect.OBSERVE
+    where = f"the patch {installation.declaration.name}"
+
     def call(
         wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         if not installation.active:
             return wrapped(*args, **kwargs)
         installation.calls += 1
+        if contain is not None and contained:
+            return contain(where, wrapper, wrapped, instance, args, kwargs)
         return wrapper(wrapped, instance, args, kwargs)
 
     return call

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from mindspeed_precision.launches import read_launch
 from mindspeed_precision.preflight import environment, versions, words
 from mindspeed_precision.preflight.planned import Planned, plan
 from mindspeed_precision.preflight.rules import ask, rules
-from mindspeed_precision.records import Examination
+from mindspeed_precision.records import Examination, Finding
+from mindspeed_precision.redaction import redact_text
 from mindspeed_precision.verify.registry import Checks
 
 PREFLIGHT: Checks[Planned] = Checks()
@@ -81,12 +83,21 @@ def preflight(
     world = read.world_size
     return Examination(
         command="preflight",
-        subjects={"launch": read.source, "backend": f"{planned.backend} ({planned.chosen})"},
-        findings=findings,
+        subjects={"launch": redact_text(read.source), "backend": f"{planned.backend} ({planned.chosen})"},
+        findings=tuple(map(_shown, findings)),
         outcomes=outcomes,
         notes=(
             f"backend: {planned.backend} ({planned.chosen})",
-            f"processes: {'not known' if world is None else world}; read from {read.source}",
+            f"processes: {'not known' if world is None else world}; read from {redact_text(read.source)}",
         ),
         tables={"versions": tuple(f"{name} {version}" for name, version in planned.versions.items())},
+    )
+
+
+def _shown(finding: Finding) -> Finding:
+    return replace(
+        finding,
+        title=redact_text(finding.title),
+        evidence=tuple(map(redact_text, finding.evidence)),
+        remedy=redact_text(finding.remedy),
     )

@@ -22,6 +22,7 @@ from mindspeed_precision.record.site import Site, SiteTable
 from mindspeed_precision.record.statistics import digest_host, digest_number
 from mindspeed_precision.record.watch import Onlooker
 from mindspeed_precision.records import INIT_STEP, NO_MICROBATCH, Digest, Part, Phase, Place, Role
+from mindspeed_precision.redaction import redact_text
 
 _PATIENCE = 10.0
 """Seconds that a failed run waits for its device."""
@@ -249,6 +250,11 @@ class Recorder:
                 self._write_unfinished(pending)
         self._writer.close(complete=complete)
 
+    def abandon(self) -> None:
+        """Close the dump without a seal; records of the running step are dropped: some were not taken."""
+        self._pending = []
+        self._writer.close(complete=False)
+
     def _write_unfinished(self, pending: list[_Pending]) -> None:
         finished: list[tuple[_Pending, str]] = []
         # a device may wait for ever: for a collective with a rank that is gone
@@ -275,7 +281,7 @@ class Recorder:
         return replace(site.key, step=self.step).describe()
 
     def _add_problem(self, record: str, error: Exception) -> None:
-        message = " ".join(str(error).split()) or type(error).__name__
+        message = redact_text(" ".join(str(error).split())) or type(error).__name__
         self._problems.append(Problem(step=self.step, record=record, reason=message))
 
 

@@ -22,6 +22,7 @@ FOUNDATION = {
     "config",
     "meanings",
     "progress",
+    "redaction",
     "repeats",
     "symptoms",
     "backends.base",
