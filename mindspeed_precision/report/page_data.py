@@ -24,7 +24,7 @@ from mindspeed_precision.report.facts import ReportFacts
 from mindspeed_precision.report.grid import CODES, Grid, Row, grid_of
 from mindspeed_precision.report.loss_table import first_difference
 from mindspeed_precision.report.measures import LEVELS
-from mindspeed_precision.report.packing import packed, packed_json
+from mindspeed_precision.report.packing import embedded, packed, packed_json
 
 MOST_LISTED = 400
 """Unmatched records, parameters and arguments that are listed; beyond, their number is said."""
@@ -55,8 +55,7 @@ def page_data(facts: ReportFacts, *, room: int) -> dict[str, Any]:
         "coverage": _coverage(facts),
         "grid": _grid(facts, grid),
     }
-    used = len(packed_json(plain)) + len(plain["grid"]["cells"])
-    chunks, taken = packed_details(diagnosis, grid, room=room - used)
+    chunks, taken = packed_details(diagnosis, grid, room=room - len(embedded(plain)))
     plain["details"] = {"chunks": chunks, "taken": taken, "cells": int((grid.worst >= 0).sum())}
     return plain
 
