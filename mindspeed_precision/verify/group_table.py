@@ -13,7 +13,8 @@ from mindspeed_precision.records import INIT_STEP, ParameterDeclaration, Role
 SHOWN = ("lr", "weight_decay", "eps", "beta1", "beta2", "momentum", "step")
 """Numbers that the optimizer applies, by their names in ``torch.optim``."""
 
-MULTIPLIERS = ("wd_mult", "lr_mult", "is_decoupled_lr", "is_expert_parallel")
+OF_LAYOUT = "is_expert_parallel"
+MULTIPLIERS = ("wd_mult", "lr_mult", "is_decoupled_lr", OF_LAYOUT)
 """What places a parameter into one of Megatron's groups."""
 
 

@@ -100,3 +100,21 @@ def test_what_a_rank_held_is_checked_when_it_is_read(tmp_path):
     with pytest.raises(DumpError):
         verify_runs(run, run)
     shutil.rmtree(run)
+
+
+def spread(directory, ranks, value):
+    """Write a run whose groups say whether they are of experts that are spread over ranks."""
+    run = write_fake_run(directory, FakeRun(ranks=ranks))
+    for file in run.glob("rank*/effective.json"):
+        state = json.loads(file.read_text())
+        for group in state["groups"]:
+            group["settings"]["is_expert_parallel"] = value
+        file.write_text(json.dumps(state))
+    return run
+
+
+@pytest.mark.parametrize(("ranks", "differ"), [(1, True), (2, False)])
+def test_experts_that_are_spread_over_ranks_are_another_group_in_one_layout_alone(tmp_path, ranks, differ):
+    one = spread(tmp_path / "baseline", 1, False)
+    found = verify_runs(one, spread(tmp_path / "candidate", ranks, True)).findings
+    assert ("optimizer.groups_differ" in {finding.id for finding in found}) is differ

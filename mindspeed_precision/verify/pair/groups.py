@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from mindspeed_precision.records import Finding, Phase, RecordKey, Role, Severity, Side
-from mindspeed_precision.verify.group_table import MULTIPLIERS, ParameterRow
+from mindspeed_precision.verify.group_table import MULTIPLIERS, OF_LAYOUT, ParameterRow
 from mindspeed_precision.verify.pair.evidence import listed, shortened
 from mindspeed_precision.verify.pair.registry import pair_check
 from mindspeed_precision.verify.pair_facts import PairFacts
@@ -46,8 +46,10 @@ def membership(facts: PairFacts) -> Answer:
     """Compare which group each parameter is in, by the group's multipliers."""
     both = [(one, two) for one, two in _both(facts) if one.grouped is not None and two.grouped is not None]
     lines: list[tuple[str, str]] = []
+    # whether experts are spread over ranks is what the layouts say already
+    names = [name for name in MULTIPLIERS if name != OF_LAYOUT or not facts.other_layout]
     for one, two in both:
-        said = _membership(one, two)
+        said = _membership(one, two, names)
         if said:
             lines.append((one.fqn, said))
     findings: tuple[Finding, ...] = ()
@@ -65,14 +67,14 @@ def membership(facts: PairFacts) -> Answer:
     return Answer(exercised=len(both), findings=findings, failed=len(lines), skipped=skipped)
 
 
-def _membership(one: ParameterRow, two: ParameterRow) -> str:
+def _membership(one: ParameterRow, two: ParameterRow, names: Sequence[str]) -> str:
     if one.grouped != two.grouped:
         return f"{_in(one)} in the baseline, {_in(two)} in the candidate"
     if one.times != two.times and one.times and two.times:
         return f"in {one.times} groups in the baseline, in {two.times} in the candidate"
     apart = [
         f"{name} {one.multipliers[name]} in the baseline, {two.multipliers[name]} in the candidate"
-        for name in MULTIPLIERS
+        for name in names
         if name in one.multipliers
         and name in two.multipliers
         and one.multipliers[name] != two.multipliers[name]
