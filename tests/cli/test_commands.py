@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -267,7 +268,7 @@ def test_help_lists_the_commands_that_exist(capsys):
         main(["--help"])
     assert caught.value.code == 0
     text = capsys.readouterr().out
-    assert all(f"    {command} " in text for command in COMMANDS)
+    assert [command for command in COMMANDS if not re.search(rf"^    {command}\b", text, re.MULTILINE)] == []
     assert "no-such" not in text
     assert build_parser().prog == "mindspeed-precision"
 

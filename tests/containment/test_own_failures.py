@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import re
 import weakref
 from pathlib import Path
 
@@ -150,7 +151,11 @@ def same(one, other):
 
 
 def our_lines(text):
-    return [line for line in text.splitlines() if line.startswith("mindspeed-precision")]
+    return [
+        line
+        for line in text.splitlines()
+        if re.match(r"mindspeed-precision: (?!recording |recorded |stopped by |next: )", line)
+    ]
 
 
 @pytest.mark.parametrize(

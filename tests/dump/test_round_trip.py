@@ -356,7 +356,7 @@ def test_a_full_disk_is_one_clear_error_and_nothing_follows_it(tmp_path, monkeyp
         if where == "index":
             patched.setattr(writer, "_file", FullDisk(writer._file))
         else:
-            patched.setattr("mindspeed_precision.dump.payload.os.fsync", refuse)
+            patched.setattr("mindspeed_precision.dump.whole_file.os.fsync", refuse)
         with pytest.raises(DumpError, match="No space left on device"):
             writer.write_step(1, [record(1, 1)], {1: host(1)}, microbatches=1)
     with pytest.raises(DumpError, match="earlier step could not be written"):
