@@ -198,7 +198,7 @@ def test_steps_that_were_made_are_no_finding(record, capsys):
     model = nn.Linear(4, 4)
     run = record(model, None, lambda: model(torch.ones(2, 4)).sum().backward(), overrides=["steps=1-60"])
     assert run.manifest["findings"] == []
-    assert capsys.readouterr().err == ""
+    assert "none of" not in capsys.readouterr().err
 
 
 def test_a_rule_that_matches_nothing_is_named(record, tmp_path):
