@@ -627,5 +627,7 @@ def test_every_registered_id_is_exercised_by_a_test():
         "wgrad.seen_in_main_grad",
         "loss.gradient_scaled",
         "fprop.recomputed_differs",
+        "weights.buffer_differs",
+        "model.buffer_differs",
     }
     assert finding_ids() == exercised | elsewhere
