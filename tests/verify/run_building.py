@@ -99,6 +99,7 @@ class RunBuilder:
         occurrence=0,
         recomputed=False,
         dtype=None,
+        note="",
     ):
         """Record an array on one rank, or (None) on all."""
         value = np.asarray(value)
@@ -124,6 +125,7 @@ class RunBuilder:
                     dtype=host.dtype,
                     layout=layout or dense(value.shape),
                     digest=digest_host(host, statistics=True),
+                    note=note,
                 )
             )
             if self._keep:

@@ -68,6 +68,8 @@ class Layer:
     mask: bool = True
     hides: int | None = None
     """The key that the softmax hides from every later query, beyond the mask that was handed in."""
+    fused: bool = False
+    """The output layer's GEMM adds dW to main_grad itself."""
     gradient: float = 1.0
     """Size of the gradient that comes to attention."""
     shows: bool = False
@@ -223,18 +225,19 @@ class Layer:
         grad = self._made("dlogits", grad * each.T[..., None])
         self._saw("dgrad", "output_layer", "grad_output", grad)
         tied = self._cast(grad.reshape(-1, V).T.astype("f8") @ x.reshape(-1, H))
-        self._saw("wgrad", "output_layer", "wgrad", tied, "")
+        note = "difference of main_grad after and before a fused GEMM" if self.fused else ""
+        self.builder.add("wgrad", "wgrad", "output_layer", tied, microbatch=0, note=note)
         arrived = self._cast(self.random.normal(0, 1, (B, S, H)))
         self._saw("dgrad", "embedding.word_embeddings", "grad_output", arrived)
-        whole = tied.astype("f8")
+        whole = tied.astype("f8") * (not self.fused)
         np.add.at(whole, tokens.reshape(-1), arrived.reshape(-1, H).astype("f8"))
         self._saw("wgrad", "embedding.word_embeddings.weight", "wgrad", self._made("dembedding", whole), "")
 
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"dtype": np.float16}, {"mask": False}],
-    ids=["float32", "float16", "no mask was handed in"],
+    [{}, {"dtype": np.float16}, {"mask": False}, {"fused": True}],
+    ids=["float32", "float16", "no mask was handed in", "a fused output layer"],
 )
 def test_nothing_is_found_in_a_healthy_layer(tmp_path, settings):
     run = Layer(**settings).write(tmp_path / "run")

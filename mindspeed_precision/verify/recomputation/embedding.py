@@ -99,7 +99,9 @@ def _summed(
 ) -> Exact | Left:
     tokens = _tokens(facts, call)
     arrived = elements(facts, call.rank, call.grad_outputs.get("0"))
-    tied = "output_layer.weight" not in facts.parameters(call.rank)
+    # a fused GEMM adds its dW to main_grad itself: it is no part of what comes to the parameter
+    fused = any(record.note for record in others)
+    tied = "output_layer.weight" not in facts.parameters(call.rank) and not fused
     second = [elements(facts, call.rank, record) for record in others] if tied else []
     whole = len(own) == 1 and tokens is not None and arrived is not None
     if not whole or any(array is None for array in second) or (tied and len(second) != 1):

@@ -35,6 +35,7 @@ CASE = case(
     ),
     answers=(
         by_compare(0, "fprop", "decoder.layers.0.self_attention.core_attention*", "fprop.value"),
+        by_check(0, "fprop", "decoder.layers.0.self_attention.core_attention", "fprop.not_of_its_inputs"),
         by_check(0, "reduce", "*", "reduce.not_the_sum"),
     ),
 )
