@@ -15,6 +15,8 @@ from mindspeed_precision.records import Verdict
 from mindspeed_precision.report.grid import CODES, grid_of
 from mindspeed_precision.testing.fake_runs import LINEAR
 
+pytestmark = pytest.mark.matrix
+
 GOLDEN = Path(__file__).parent / "golden"
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 EVERY = (
