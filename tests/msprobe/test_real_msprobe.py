@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("torch")
+
 from mindspeed_precision import compare_runs, load_run
 from mindspeed_precision.msprobe.export import export_run
 from mindspeed_precision.records import Severity, Verdict
