@@ -106,6 +106,14 @@ def certify_runs(*runs: str | Path | Run, launch: Sequence[str] = ()) -> Certifi
             found=f"{len(runs)}",
             expected="RUN RUN2, or FULL FIRST RESUMED",
         )
+    places = [Path(run.path if isinstance(run, Run) else run).resolve() for run in runs]
+    if len(set(places)) < len(places):
+        raise ConfigError(
+            "one run given twice, which repeats itself whatever the training does",
+            where="certify",
+            found=str(places[0]),
+            expected="runs of trainings of their own",
+        )
     whole, *others = [run if isinstance(run, Run) else load_run(run) for run in runs]
     names = ["second"] if len(others) == 1 else ["first part of the", "resumed"]
     repetitions = tuple(repetition(name, whole, other) for name, other in zip(names, others, strict=True))

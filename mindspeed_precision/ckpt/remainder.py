@@ -8,6 +8,7 @@ from typing import Any
 
 from mindspeed_precision.ckpt.stored import Checkpoint
 from mindspeed_precision.meanings import load_meanings
+from mindspeed_precision.redaction import redact
 from mindspeed_precision.verify.aliases import under_megatrons_names
 from mindspeed_precision.verify.settings import Difference, RunSettings, differences, normal
 
@@ -42,7 +43,8 @@ class Entry:
     @property
     def line(self) -> str:
         """It as one line."""
-        return f"{self.name}: {_shown(self.one)} in the baseline, {_shown(self.two)} in the candidate"
+        one, two = (_shown(redact({self.name: value})[self.name]) for value in (self.one, self.two))
+        return f"{self.name}: {one} in the baseline, {two} in the candidate"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,10 +160,10 @@ def configurations(one: Checkpoint, two: Checkpoint) -> Configurations:
 def _under_megatrons_names(checkpoint: Checkpoint) -> dict[str, Any]:
     config = checkpoint.config
     found, _ = under_megatrons_names(config, frozenset(load_meanings().arguments))
-    if checkpoint.family not in ("megatron", "run"):
-        return found
-    told = {name: value for name, value in config.items() if value is not None or name not in found}
-    return {**found, **told}
+    if checkpoint.family in ("megatron", "run"):
+        found = {**found, **{name: v for name, v in config.items() if v is not None or name not in found}}
+    secret: dict[str, Any] = redact(found)  # two secrets can still be told apart
+    return secret
 
 
 __all__ = ["Configurations", "Entry", "Remainder", "configurations", "remainder"]

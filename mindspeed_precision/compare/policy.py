@@ -258,6 +258,13 @@ def _directory() -> Path:
 
 
 def _freeze(path: Path, plain: Mapping[str, Any]) -> Policy:
+    if not plain["title"]:
+        raise ConfigError(
+            "a policy without a title",
+            where=str(path),
+            expected="title and rules",
+            remedy="see configs/policies",
+        )
     rules = tuple(
         RecordRule(**{**rule, **{name: _limits(rule[name]) for name in ("limits", "without_elements")}})
         for rule in plain["rules"]

@@ -59,8 +59,13 @@ class Compared:
 
     @property
     def same(self) -> bool:
-        """Whether both are the same number; NaN is the same as NaN."""
-        return self.one.value == self.two.value or (math.isnan(self.one.value) and math.isnan(self.two.value))
+        """Whether both are the same finite number."""
+        return math.isfinite(self.one.value) and self.one.value == self.two.value
+
+    @property
+    def nowhere_finite(self) -> bool:
+        """Whether neither side is a finite number: two results that are none do not agree."""
+        return not math.isfinite(self.one.value) and not math.isfinite(self.two.value)
 
     @property
     def name(self) -> str:
@@ -71,6 +76,8 @@ class Compared:
         """Say in a few words whether the difference is one."""
         if self.same:
             return "the same"
+        if self.nowhere_finite:
+            return "not finite on both sides"
         if not math.isfinite(self.difference):
             return "not finite on one side"
         if self.ratio is None:
@@ -127,7 +134,8 @@ def _judged(compared: Sequence[Compared]) -> list[Finding]:
         if one.same or (one.ratio is not None and one.ratio <= _CHANCE):
             continue
         if not math.isfinite(one.difference):
-            findings.append(_finding("evaluation.nonfinite", Severity.ERROR, one, "one side is not finite"))
+            said = "is finite on no side" if one.nowhere_finite else "is not finite on one side"
+            findings.append(_finding("evaluation.nonfinite", Severity.ERROR, one, said))
         elif one.ratio is not None:
             said = f"differs by {one.ratio:.1f} standard errors"
             findings.append(_finding("evaluation.differs", Severity.ERROR, one, said))
@@ -138,10 +146,9 @@ def _judged(compared: Sequence[Compared]) -> list[Finding]:
 
 
 def _finding(id_: str, severity: Severity, one: Compared, said: str) -> Finding:
-    evidence = [
-        f"{one.one.value:g} in the baseline, {one.two.value:g} in the candidate: "
-        f"{'higher' if one.difference > 0 else 'lower'} by {abs(one.difference):.3g}"
-    ]
+    evidence = [f"{one.one.value:g} in the baseline, {one.two.value:g} in the candidate"]
+    if math.isfinite(one.difference):
+        evidence[0] += f": {'higher' if one.difference > 0 else 'lower'} by {abs(one.difference):.3g}"
     if one.error is not None:
         evidence.append(f"the standard error of the difference is {one.error:.3g}")
     return Finding(

@@ -111,3 +111,9 @@ def test_bad_input_is_one_line(argv, message, tmp_path, monkeypatch, capsys):
 def test_another_number_of_runs():
     with pytest.raises(ConfigError, match="two runs, or about three"):
         certify_runs("a")
+
+
+def test_one_run_given_twice_is_refused(tmp_path):
+    run = write_fake_run(tmp_path / "run")
+    with pytest.raises(ConfigError, match="one run given twice"):
+        certify_runs(run, tmp_path / "x" / ".." / "run")

@@ -96,3 +96,9 @@ def test_a_bad_policy_file_is_one_clear_error(text, message, tmp_path):
 def test_unknown_policy_lists_the_known_ones():
     with pytest.raises(ConfigError, match="cross_framework, cross_layout, exact, huawei, msprobe, tolerance"):
         load_policy("strict")
+
+
+def test_an_empty_file_is_no_policy(tmp_path):
+    (tmp_path / "empty.yaml").write_text("")
+    with pytest.raises(ConfigError, match="without a title"):
+        load_policy(str(tmp_path / "empty.yaml"))

@@ -219,7 +219,8 @@ class TestCases:
     """Each case as `demo CASE` tells it."""
 
     @pytest.mark.parametrize("name", CASES)
-    def test_the_documented_answer_is_given(self, trainings, tmp_path, capsys, name):
+    def test_the_documented_answer_is_given(self, trainings, tmp_path, capsys, monkeypatch, name):
+        monkeypatch.setenv("COLUMNS", "200")  # lines are as wide as they may be: a quote has them whole
         directory = tmp_path / f"demo-{name}"
         shown = CASES[name](directory, trainings)
         text = capsys.readouterr().out

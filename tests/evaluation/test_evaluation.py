@@ -78,11 +78,11 @@ def test_nothing_in_common_is_no_answer(tmp_path, capsys):
     assert "no metric is in both: arc acc in the one, piqa acc in the other" in capsys.readouterr().err
 
 
-def test_nan_on_one_side_is_an_error_and_on_both_the_same(tmp_path):
+def test_nan_is_an_error_on_one_side_and_on_both(tmp_path):
     (tmp_path / "a.txt").write_text("ppl: nan\nother: nan\n")
     (tmp_path / "b.txt").write_text("ppl: 12.1\nother: nan\n")
     found = compare_evaluations(tmp_path / "a.txt", tmp_path / "b.txt")
-    assert ids(found) == ["evaluation.nonfinite"]
+    assert ids(found) == ["evaluation.nonfinite"] * 2
 
 
 def test_the_older_form_of_the_harness_and_its_filters(tmp_path):
@@ -188,3 +188,11 @@ def test_json_has_the_same_facts(tmp_path, capsys):
     told = json.loads(capsys.readouterr().out)
     assert told["command"] == "evaluation"
     assert told["outcomes"][0]["exercised"] == 1
+
+
+def test_nan_on_both_sides_is_no_agreement(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.json").write_text('{"acc": NaN}')
+    found = compare_evaluations(tmp_path / "a.json", tmp_path / "b.json")
+    assert ids(found) == ["evaluation.nonfinite"]
+    assert "on no side" in found.findings[0].title
