@@ -214,7 +214,11 @@ def _stored(file: MappedFile, value: _Value) -> Stored | None:
         return None
     width, there = width_of(dtype), sum(size for _, size in value.places)
     shape = value.dims
-    if math.prod(shape) * width != there:
+    broken = any(size % width for _, size in value.places)  # an element across two parts
+    huge = (
+        math.prod(size for size in shape if size) >= 1 << 60
+    )  # beside a size of zero: no array has that shape
+    if math.prod(shape) * width != there or broken or huge:
         raise CheckpointError(
             "a parameter that has not the bytes of its shape",
             where=f"{file.path}: {value.tag}",
@@ -224,6 +228,8 @@ def _stored(file: MappedFile, value: _Value) -> Stored | None:
 
     def load() -> Bits:
         parts = [file.elements(start, size // width, width) for start, size in value.places]
+        if not parts:  # of a parameter without elements
+            return np.zeros(shape, f"<u{width}")
         return (parts[0] if len(parts) == 1 else np.concatenate(parts)).reshape(shape)
 
     return Stored(name=value.tag, shape=shape, dtype=dtype, source=file.path.name, load=load)

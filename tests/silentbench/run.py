@@ -12,7 +12,7 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
-from silentbench import mindspore
+from silentbench import native
 from silentbench.card import markdown, plain, totals, write_json
 from silentbench.case import Case
 from silentbench.cases import every
@@ -36,11 +36,11 @@ def main() -> int:
             return 2
         scores = _score(chosen, runs.resolve(), arguments.megatron)
         whole = len(chosen) == len(cases)
-        on_mindspore, why_not = mindspore.scores(runs.resolve() / "mindspore") if whole else ([], "")
+        on_mindspore, why_not = native.scores(runs.resolve() / "mindspore") if whole else ([], "")
     for one in on_mindspore:
         _say(f"on MindSpore: {plain(one)}")
     if why_not:
-        _say(f"on MindSpore: {' '.join(mindspore.CASES)}: {why_not}")
+        _say(f"on MindSpore: {' '.join(native.CASES)}: {why_not}")
     for name, number in totals(scores).items():
         _say(f"{name}: {number}")
     if arguments.json:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from silentbench import mindspore
+from silentbench import native
 
 pytestmark = pytest.mark.matrix
 
@@ -12,14 +12,14 @@ pytestmark = pytest.mark.matrix
 @pytest.fixture(scope="module")
 def runs(mindspore_native_python, tmp_path_factory):
     folder = tmp_path_factory.mktemp("mindspore")
-    mindspore.record(folder, mindspore_native_python)
-    assert mindspore.missing(folder) == []
+    native.record(folder, mindspore_native_python)
+    assert native.missing(folder) == []
     return folder
 
 
-@pytest.mark.parametrize("id_", mindspore.CASES)
+@pytest.mark.parametrize("id_", native.CASES)
 def test_a_bug_on_mindspore(runs, id_):
-    score = mindspore.score(id_, runs)
+    score = native.score(id_, runs)
     assert score.false_alarms == ()
     for what in ("detected", "place", "cause"):
         assert score.any_of(what), score.marks
@@ -27,8 +27,8 @@ def test_a_bug_on_mindspore(runs, id_):
 
 
 def test_without_the_environment_the_cases_are_named_as_not_run(monkeypatch, tmp_path):
-    monkeypatch.setenv(mindspore.PYTHON, str(tmp_path / "nowhere"))
-    scores, why_not = mindspore.scores(tmp_path / "runs")
+    monkeypatch.setenv(native.PYTHON, str(tmp_path / "nowhere"))
+    scores, why_not = native.scores(tmp_path / "runs")
     assert scores == []
     assert "nowhere" in why_not
-    assert mindspore.PYTHON in why_not
+    assert native.PYTHON in why_not
