@@ -67,26 +67,7 @@ training=(
   --no-shared-storage
 )
 
-data=(
-  --data-path "$DATA_PATH"
-  --split "100,0,0"
-  --tokenizer-type PretrainedFromHF
-  --tokenizer-name-or-path "$TOKENIZER_PATH"
-)
-
-checkpoints=(
-  --load "$CKPT_LOAD_DIR"
-  --no-load-optim
-  --no-load-rng
-  --ckpt-format torch
-  --exit-on-missing-checkpoint
-)
-
-output=(
-  --log-interval 1
-  --save-interval 2000
-  --eval-interval 2000
-  --eval-iters 0
-)
+# shellcheck source=launch/examples/inputs.bash
+source "$(dirname "${BASH_SOURCE[0]}")/inputs.bash"
 
 arguments=("${model[@]}" "${kernels[@]}" "${parallel[@]}" "${training[@]}" "${data[@]}" "${checkpoints[@]}" "${output[@]}")
