@@ -55,6 +55,9 @@ MSPROBE_VERSION := 26.2.0
 # What MindSpeed imports, and what the Makefile of its Megatron-LM calls, out of the way of what all else is tested in.
 MINDSPEED_NEEDS := .mindspeed-needs
 
+# A client and a server of S3 (340 MB with what they need).
+OBJECT_STORE_NEEDS := .object-store-needs
+
 # One thread per process: the order of a sum depends on it, and the tests start several processes.
 export OMP_NUM_THREADS ?= 1
 export PYTHONHASHSEED ?= 1234
@@ -119,6 +122,9 @@ mindspeed: $(VENV)/.dev $(MINDSPEED_NEEDS)/.ready ## tests behind real MindSpeed
 
 long: $(VENV)/.dev $(MCORE_TREES) ## tests that take longer still: each piece of the CPU layer by ablation, more versions
 	$(BIN)/python -m pytest -n $(JOBS) -m long $(ARGS)
+
+object-store: $(VENV)/.dev $(OBJECT_STORE_NEEDS)/.ready ## runs behind URLs, also s3:// with a real server of that protocol on this machine
+	PYTHONPATH="$(CURDIR)/$(OBJECT_STORE_NEEDS)$${PYTHONPATH:+:$$PYTHONPATH}" $(BIN)/python -m pytest -m '' tests/dump/test_object_store.py tests/dump/test_object_store_s3.py $(ARGS)
 
 full-disk: $(VENV)/.dev ## a disk that is full, read-only, gone or cannot rename while a training records (small tmpfs, where mounting is allowed)
 	@$(BIN)/python -m pytest -n 0 -rs tests/disk/test_disk_faults.py $(ARGS)
@@ -196,7 +202,7 @@ sbom: $(VENV)/.demo ## bill of materials (CycloneDX) of what the demo installs, 
 	echo "dist/mindspeed-precision.cdx.json: $$(grep -c '"bom-ref"' dist/mindspeed-precision.cdx.json) entries"
 
 clean: ## remove what make has made
-	rm -rf $(VENV) .venv-oldest .venv-newest $(MSPROBE) $(MINDSPORE) $(NATIVE) $(MINDSPEED_NEEDS) $(MCORE) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf $(VENV) .venv-oldest .venv-newest $(MSPROBE) $(MINDSPORE) $(NATIVE) $(MINDSPEED_NEEDS) $(OBJECT_STORE_NEEDS) $(MCORE) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
 
 $(BIN)/python:
 	@if [[ -z "$(PYTHON)" ]]; then
@@ -229,6 +235,12 @@ $(MINDSPEED_NEEDS)/.ready: | $(BIN)/python
 	@echo "installing what MindSpeed imports into $(MINDSPEED_NEEDS)"
 	rm -rf $(MINDSPEED_NEEDS)
 	$(PIP) install --no-deps --target $(MINDSPEED_NEEDS) scipy psutil pybind11
+	touch $@
+
+$(OBJECT_STORE_NEEDS)/.ready: | $(BIN)/python
+	@echo "installing a client and a server of S3 into $(OBJECT_STORE_NEEDS)"
+	rm -rf $(OBJECT_STORE_NEEDS)
+	$(PIP) install --target $(OBJECT_STORE_NEEDS) s3fs 'moto[server]'
 	touch $@
 
 # What is not there costs no benchmark and no test: it says so and goes on.

@@ -139,6 +139,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _compare(arguments: argparse.Namespace) -> int:
+    from mindspeed_precision.dump.object_store import beside
     from mindspeed_precision.flow import compare_in_full
     from mindspeed_precision.report.console import show
     from mindspeed_precision.report.exit_status import exit_status
@@ -161,7 +162,7 @@ def _compare(arguments: argparse.Namespace) -> int:
             replay=not arguments.no_replay,
             progress=progress,
         )
-    out = arguments.out or Path(arguments.candidate).absolute().parent / "compare"
+    out = arguments.out or beside(arguments.candidate) / "compare"
     diagnosis = compared.diagnosis
     facts = report_facts(diagnosis, compared.runs, compared.mappings)
     files = write_files(diagnosis, out, refine=refine, facts=facts)

@@ -83,6 +83,7 @@ def _shrink(arguments: argparse.Namespace) -> int:
 
 def _certify(arguments: argparse.Namespace) -> int:
     from mindspeed_precision.certify import certify_launch, certify_runs, examination_of, write_certificate
+    from mindspeed_precision.dump.object_store import beside
 
     if bool(arguments.runs) == bool(arguments.launch):
         raise ConfigError("give runs, or a launch behind --", where="certify", expected="one of the two")
@@ -93,7 +94,7 @@ def _certify(arguments: argparse.Namespace) -> int:
             arguments.launch, out=out, steps=arguments.steps, resume_at=arguments.resume_at
         )
     else:
-        out = arguments.out or Path(arguments.runs[-1]).absolute().parent / "certify"
+        out = arguments.out or beside(arguments.runs[-1]) / "certify"
         certificate = certify_runs(*arguments.runs)
     file = write_certificate(certificate, out)
     return answer(examination_of(certificate, file=str(file)), json=arguments.json)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -469,6 +470,14 @@ def _freeze(plain: dict[str, Any]) -> Settings:
             where="init_from",
             found=f"init_from={plain['init_from']} reference={plain['reference']}",
             expected="one of the two: a reference gives the initial parameters, too",
+        )
+    if re.match(r"[a-z][a-z0-9+.-]+:/", plain["out"], re.IGNORECASE):
+        raise ConfigError(
+            "a run is written to a directory",
+            where="out",
+            found=plain["out"],
+            expected="a path",
+            remedy="record it on a file system and copy it there; what reads runs reads URLs",
         )
     return Settings(
         out=Path(plain["out"]),

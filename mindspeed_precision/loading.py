@@ -6,6 +6,7 @@ from pathlib import Path
 
 from mindspeed_precision.dump import reader
 from mindspeed_precision.dump.format import MANIFEST
+from mindspeed_precision.dump.object_store import local_directory
 from mindspeed_precision.dump.reader import Run
 
 
@@ -16,13 +17,14 @@ def load_run(directory: str | Path) -> Run:
     lacks.
 
     Args:
-        directory: of a run; or what msprobe calls ``dump_path``, a step or a rank of it, or a ``dump.json``.
+        directory: of a run; or what msprobe calls ``dump_path``, a step or a rank of it, or a ``dump.json``;
+            or a URL of one (``s3://bucket/run``).
 
     Raises:
         DumpError: no such directory, neither of the two, another schema, nothing in it that can be read, or a
             file whose content is not what was written.
     """
-    path = Path(directory)
+    path = local_directory(directory)
     if not (path / MANIFEST).is_file():
         from mindspeed_precision.msprobe.files import looks_like_dump
 

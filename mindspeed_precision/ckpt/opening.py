@@ -11,6 +11,7 @@ from mindspeed_precision.ckpt.recorded import read_run
 from mindspeed_precision.ckpt.safetensors_files import read_directory, read_safetensors, read_torch_file
 from mindspeed_precision.ckpt.stored import Checkpoint
 from mindspeed_precision.ckpt.torch_dist import METADATA, read_torch_dist
+from mindspeed_precision.dump.object_store import is_url, local_directory, shown
 from mindspeed_precision.errors import CheckpointError
 from mindspeed_precision.torch_archive.archive import MAGIC
 from mindspeed_precision.torch_archive.mapped import MappedFile, require_inside
@@ -31,6 +32,8 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         DumpError: it is a run directory that cannot be read.
     """
     where, given = Path(path), str(path)
+    if is_url(path):
+        return read_run(local_directory(path), shown(given))
     try:
         if where.is_dir():
             return _of_directory(where, given)

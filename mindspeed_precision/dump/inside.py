@@ -6,19 +6,22 @@ import os
 import stat
 from pathlib import Path
 
+from mindspeed_precision.dump.object_store import bring
 from mindspeed_precision.errors import DumpError
 
 
 def require_inside(path: Path, run: Path) -> None:
-    """Refuse what is no ordinary file or directory inside ``run``.
+    """Refuse what is no ordinary file or directory inside ``run``; of a run elsewhere, copy it first.
 
     Args:
         path: may be absent.
         run: the run directory, which may itself be reached by a link.
 
     Raises:
-        DumpError: a link leads out of the run, or it is a pipe or a device.
+        DumpError: a link leads out of the run, or it is a pipe or a device; or it cannot be copied from where
+            the run lies.
     """
+    bring(path, run)
     try:
         real, root = os.path.realpath(path), os.path.realpath(run)
         kind = path.stat().st_mode if os.path.lexists(path) else stat.S_IFREG

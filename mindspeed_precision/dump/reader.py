@@ -36,6 +36,7 @@ from mindspeed_precision.dump.format import (
 )
 from mindspeed_precision.dump.inside import read_inside, require_inside
 from mindspeed_precision.dump.manifest import check_manifest
+from mindspeed_precision.dump.object_store import local_directory
 from mindspeed_precision.dump.payload import PayloadFile
 from mindspeed_precision.dump.strict_json import check_keys, load_object
 from mindspeed_precision.errors import DumpError
@@ -139,11 +140,14 @@ def load_run(directory: str | Path) -> Run:
 
     A crashed run is read up to its last whole step, and ``notes`` say so.
 
+    Args:
+        directory: its path, or a URL that fsspec reads.
+
     Raises:
         DumpError: no such directory, not a run, another schema, no rank that wrote anything, or a file whose
             content is not what was written.
     """
-    path = Path(directory)
+    path = local_directory(directory)
     manifest = _load_manifest(path)
     ranks: dict[int, RankRecords] = {}
     notes: list[str] = []

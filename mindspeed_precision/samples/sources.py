@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mindspeed_precision.dump.object_store import is_url, shown
 from mindspeed_precision.dump.reader import Run, load_run
 from mindspeed_precision.errors import ConfigError, DumpError
 from mindspeed_precision.record.elements import to_numbers
@@ -87,6 +88,8 @@ def open_source(
         DumpError: a run or data set cannot be read, or has no batches.
         ConfigError: there is nothing of the kind, or a line is no sample.
     """
+    if is_url(path):
+        return _from_run(load_run(path), shown(str(path)), count, step)
     where = Path(path)
     if where.is_dir():
         return _from_run(load_run(where), str(path), count, step)
