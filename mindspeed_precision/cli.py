@@ -10,20 +10,21 @@ from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from mindspeed_precision.cli_ecosystem import add_ecosystem_commands
 from mindspeed_precision.cli_examine import add_examinations
 from mindspeed_precision.cli_launch import add_launch_commands, split_launch
 from mindspeed_precision.cli_msprobe import add_msprobe
-from mindspeed_precision.errors import PrecisionError
+from mindspeed_precision.errors import ConfigError, PrecisionError
+from mindspeed_precision.report.visible import visible_text
 
 PROGRAM = "mindspeed-precision"
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog=PROGRAM, description="Find the first tensor at which two training runs diverge, and prove why."
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -124,18 +125,38 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status.
     """
     words, launch = split_launch(sys.argv[1:] if argv is None else argv)
-    arguments = build_parser().parse_args(words)
-    arguments.launch = launch
+    as_json = "--json" in words
     try:
+        arguments = build_parser().parse_args(words)
+        arguments.launch = launch
         status = arguments.run(arguments)
         sys.stdout.flush()
     except PrecisionError as error:
-        sys.stderr.write(f"{PROGRAM}: {' '.join(str(error).split())}\n")
-        return 2
+        return refused(error, words, as_json=as_json)
     except BrokenPipeError:  # the reader of a pipe went away: `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return int(status)
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose complaints a machine can read too."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the usage; raise the complaint."""
+        self.print_usage(sys.stderr)
+        raise ConfigError(message, remedy=f"see `{self.prog} --help`")
+
+
+def refused(error: PrecisionError, words: Sequence[str], *, as_json: bool) -> int:
+    """Print why there is no answer: a line on stderr, and with ``--json`` an object on stdout; return 2."""
+    line = visible_text(" ".join(str(error).split()))
+    sys.stderr.write(f"{PROGRAM}: {line}\n")
+    if as_json:
+        command = next((word for word in words if word[:1] != "-"), "")
+        fields = {name: str(value) for name, value in asdict(error).items()}
+        return _json({"schema": 1, "command": command, "error": type(error).__name__, **fields}, 2)
+    return 2
 
 
 def _compare(arguments: argparse.Namespace) -> int:
@@ -143,12 +164,14 @@ def _compare(arguments: argparse.Namespace) -> int:
     from mindspeed_precision.flow import compare_in_full
     from mindspeed_precision.report.console import show
     from mindspeed_precision.report.exit_status import exit_status
-    from mindspeed_precision.report.facts import report_facts
-    from mindspeed_precision.report.files import write_files
+    from mindspeed_precision.report.files import publish
+    from mindspeed_precision.report.place import require_report_place
     from mindspeed_precision.report.progress import progress_bar
     from mindspeed_precision.report.refine_file import nothing_to_refine, require_new
     from mindspeed_precision.report.verdict_json import verdict_text
 
+    out = Path(arguments.out or beside(arguments.candidate) / "compare")
+    require_report_place(out, [arguments.baseline, arguments.candidate, *arguments.calibrate])
     refine = Path(arguments.refine) if arguments.refine else None
     if refine is not None:
         require_new(refine)
@@ -162,10 +185,9 @@ def _compare(arguments: argparse.Namespace) -> int:
             replay=not arguments.no_replay,
             progress=progress,
         )
-    out = arguments.out or beside(arguments.candidate) / "compare"
-    diagnosis = compared.diagnosis
-    facts = report_facts(diagnosis, compared.runs, compared.mappings)
-    files = write_files(diagnosis, out, refine=refine, facts=facts)
+    diagnosis, files = publish(
+        compared.diagnosis, out, runs=compared.runs, mappings=compared.mappings, refine=refine
+    )
     if arguments.json:
         sys.stdout.write(verdict_text(diagnosis, config=files.get("refine", "")))
     else:

@@ -29,8 +29,9 @@ class PrecisionError(Exception):
     def __str__(self) -> str:
         """Return the error as one line for a person."""
         line = f"{self.where}: {self.what}" if self.where else self.what
-        if self.found or self.expected:
-            line += f" (found {self.found or 'nothing'}, expected {self.expected or 'something else'})"
+        sides = {"found": self.found, "expected": self.expected}
+        told = ", ".join(f"{name} {value}" for name, value in sides.items() if value)
+        line += f" ({told})" if told else ""
         return f"{line}; {self.remedy}" if self.remedy else line
 
 

@@ -4,16 +4,46 @@ from __future__ import annotations
 
 import csv
 import importlib.util
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mindspeed_precision.align.mapping import Mapping as NameMapping
+from mindspeed_precision.dump.reader import Run
 from mindspeed_precision.errors import DumpError
-from mindspeed_precision.records import Comparison, Diagnosis, Pair, TensorRecord
+from mindspeed_precision.records import Comparison, Diagnosis, Pair, Side, TensorRecord
 from mindspeed_precision.report import html
 from mindspeed_precision.report.facts import ReportFacts, report_facts
 from mindspeed_precision.report.markdown import report_markdown
-from mindspeed_precision.report.refine_file import NAME, write_refine_file
+from mindspeed_precision.report.refine_file import NAME, with_second_pass, write_refine_file
 from mindspeed_precision.report.verdict_json import verdict_text
+
+
+def publish(
+    diagnosis: Diagnosis,
+    directory: str | Path,
+    *,
+    runs: Mapping[Side, Run],
+    mappings: Sequence[NameMapping] = (),
+    refine: str | Path | None = None,
+) -> tuple[Diagnosis, dict[str, str]]:
+    """Write everything about a diagnosis, its remedies naming what was written.
+
+    Args:
+        diagnosis: the answer.
+        directory: as in ``write_files``.
+        runs: as they were read.
+        mappings: names and conventions that differ between them.
+        refine: as in ``write_files``.
+
+    Returns:
+        The diagnosis as it was written, and what was written, as ``write_files`` says.
+
+    Raises:
+        DumpError: see ``write_files``.
+    """
+    told = with_second_pass(diagnosis, refine or Path(directory) / NAME)
+    return told, write_files(told, directory, refine=refine, facts=report_facts(told, runs, mappings))
 
 
 def write_files(

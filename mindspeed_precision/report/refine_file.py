@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shlex
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -108,9 +110,7 @@ def next_lines(refinement: Refinement, diagnosis: Diagnosis, config: str) -> lis
         diagnosis: the answer.
         config: path of the refine file.
     """
-    runs = {Side.BASELINE: diagnosis.baseline, Side.CANDIDATE: diagnosis.candidate}
-    again = {side: f"{run.rstrip('/')}-refined" for side, run in runs.items()}
-    out = Path(again[Side.CANDIDATE]).parent / "compare-refined"
+    again, out = _new_places(diagnosis)
     return [
         f"two short runs to step {refinement.stop_after} keep the elements of {_elements(refinement)} "
         f"(with all else {byte_count(refinement.bytes)}). The first commands, their --precision-debug flags "
@@ -119,6 +119,38 @@ def next_lines(refinement: Refinement, diagnosis: Diagnosis, config: str) -> lis
         "and then:",
         f"  {shlex.join(['mindspeed-precision', 'compare', *again.values(), '--out', str(out)])}",
     ]
+
+
+def _new_places(diagnosis: Diagnosis) -> tuple[dict[Side, str], Path]:
+    """Return where the second runs and their comparison go, numbered from the second recapture on.
+
+    A training refuses a run directory that exists.
+    """
+    runs = {Side.BASELINE: diagnosis.baseline, Side.CANDIDATE: diagnosis.candidate}
+    for number in itertools.count(1):
+        name = "refined" if number == 1 else f"refined-{number}"
+        again = {side: f"{run.rstrip('/')}-{name}" for side, run in runs.items()}
+        out = Path(again[Side.CANDIDATE]).parent / f"compare-{name}"
+        if not any(os.path.lexists(place) for place in (*again.values(), out)):
+            break
+    return again, out
+
+
+def with_second_pass(diagnosis: Diagnosis, path: str | Path) -> Diagnosis:
+    """Return a diagnosis whose remedies name the settings of the second pass where they will be.
+
+    Where there are none to write (elements were kept, nothing precedes the record, a dump of another tool),
+    a remedy names the setting that keeps elements.
+    """
+    flag = "--precision-debug-config"
+    named = f"{flag} {shlex.quote(str(path))}"
+    if diagnosis.refinement is None:
+        named = "--precision-debug-set capture.level=tensor (a dump of msprobe: its task tensor)"
+    findings = tuple(
+        replace(finding, remedy=finding.remedy.replace(f"{flag} {NAME}", named))
+        for finding in diagnosis.findings
+    )
+    return replace(diagnosis, findings=findings)
 
 
 def _elements(refinement: Refinement) -> str:

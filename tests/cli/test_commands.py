@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -13,7 +14,7 @@ import pytest
 from mindspeed_precision.cli import build_parser, main
 from mindspeed_precision.config import load_settings
 from mindspeed_precision.records import Level
-from mindspeed_precision.testing.fake_runs import LINEAR, plant, scaled, write_fake_run
+from mindspeed_precision.testing.fake_runs import LINEAR, nudged, plant, scaled, write_fake_run
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +128,11 @@ def test_a_spoiled_run_is_one_line_and_2(name, runs, tmp_path, capsys):
         ("one", "other", (), "train different models"),
         ("one", "one", ("--policy", "strict"), "exact, huawei, msprobe, tolerance"),
         ("one", "one", ("--policy", "absent.yaml"), "no such policy"),
-        ("one", "one", ("--out", "one/run.json/x"), "cannot write the report"),
+        ("one", "one", ("--out", "file/x"), "--out: not a directory (found"),
+        ("one", "two", ("--out", "two"), "a report is not written into a run (found two, which is the"),
+        ("one", "two", ("--out", "one/new/report"), "one/new/report, which is inside the run"),
+        ("one", "two", ("--out", "wide/rank00000"), "wide/rank00000, which is inside the run"),
+        ("one", "two", ("--calibrate", "empty", "--out", "empty/x"), "empty/x, which is inside the run"),
         ("one", "two", ("--refine", "absent/refine.yaml"), "no such directory"),
         ("one", "two", ("--refine", "one/run.json/refine.yaml"), "no such directory"),
         ("one", "two", ("--refine", "one"), "the file exists"),
@@ -136,7 +141,79 @@ def test_a_spoiled_run_is_one_line_and_2(name, runs, tmp_path, capsys):
 def test_bad_input_is_one_line_and_2(baseline, candidate, more, words, runs, capsys, monkeypatch):
     monkeypatch.chdir(runs)
     (runs / "empty").mkdir(exist_ok=True)
+    (runs / "file").touch()
+    before = sorted(runs.rglob("*"))
     _one_line(run(capsys, "compare", baseline, candidate, *more), words)
+    assert sorted(runs.rglob("*")) == before
+
+
+def test_where_the_report_goes_is_asked_before_the_work(runs, capsys, monkeypatch):
+    def work(*_, **__):
+        raise AssertionError("the runs were compared first")
+
+    monkeypatch.setattr("mindspeed_precision.flow.compare_in_full", work)
+    place = runs / "two" / "report"
+    _one_line(run(capsys, "compare", runs / "one", runs / "two", "--out", place), "not written into a run")
+
+
+REFUSED = (
+    (("compare", "absent", "one"), "no such run directory"),
+    (("compare", "one"), "the following arguments are required: CANDIDATE"),
+    (("check", "absent"), "no such run directory"),
+    (("verify", "absent", "one"), "no such run directory"),
+    (("show", "absent"), "no such run directory"),
+    (("show", "one", "--step", "x"), "argument --step: invalid int value: 'x'"),
+    (("ckpt", "absent", "one"), "no such checkpoint"),
+    (("data", "absent"), "no data that can be read"),
+    (("evaluation", "absent", "one"), ""),
+    (("export", "one"), "nothing to export to"),
+    (("msprobe", "export", "absent", "--out", "dump"), "no such run directory"),
+    (("msprobe", "config", "absent"), ""),
+    (("certify",), "give runs, or a launch behind --"),
+    (("shrink",), "no launch was given"),
+    (("preflight", "--backend", "tpu"), ""),
+    (("patches", "explain", "absent"), ""),
+    (("demo", "absent"), ""),
+)
+
+
+@pytest.mark.parametrize(("argv", "what"), REFUSED, ids=[" ".join(argv) for argv, _ in REFUSED])
+def test_with_json_an_error_is_an_object(argv, what, runs, capsys, monkeypatch):
+    monkeypatch.chdir(runs)
+    status, out, err = run(capsys, *argv, "--json")
+    told = json.loads(out)
+    assert status == 2
+    assert (told["schema"], told["command"]) == (1, argv[0])
+    assert {"error", "what", "where", "found", "expected", "remedy"} < set(told)
+    assert what in told["what"] != ""
+    assert told["what"] in err
+    status, out, err = run(capsys, *argv)
+    assert (status, out) == (2, "")
+    assert told["what"] in err
+
+
+def test_the_second_pass_goes_where_nothing_is(runs, tmp_path, capsys):
+    """A training refuses a run directory that exists."""
+    pair = [shutil.copytree(runs / name, tmp_path / name) for name in ("one", "two")]
+    places = [f"{tmp_path}/{name}" for name in ("one-refined", "two-refined", "compare-refined")]
+    for number, taken in enumerate(["two-refined", "one-refined-2", "end"], 1):
+        out = run(capsys, "compare", *pair, "--refine", "--out", tmp_path / f"report{number}")[1]
+        suffix = "" if number == 1 else f"-{number}"
+        assert all(f"{place}{suffix}" in out for place in places)
+        (tmp_path / taken).mkdir()
+
+
+def test_a_remedy_names_the_settings_where_they_are(tmp_path, capsys):
+    """Of one directory with a blank: it can be copied."""
+    unknown = plant(phase="wgrad", role="wgrad", fqn=LINEAR, step=1, value=nudged())
+    one = write_fake_run(tmp_path / "one")
+    two = write_fake_run(tmp_path / "two", plants=[unknown])
+    report = tmp_path / "a report"
+    assert run(capsys, "compare", one, two, "--out", report)[0] == 1
+    verdict = json.loads((report / "verdict.json").read_text())
+    remedies = [finding["remedy"] for finding in verdict["findings"] if "refine.yaml" in finding["remedy"]]
+    assert remedies
+    assert all(f"--precision-debug-config '{report}/refine.yaml'" in remedy for remedy in remedies)
 
 
 def test_refine_writes_the_second_pass_to_a_new_file(runs, tmp_path, capsys):
@@ -251,10 +328,9 @@ def test_patches_list_and_explain(capsys):
 
 @pytest.mark.parametrize("argv", [[], ["compare"], ["compare", "a"], ["conquer"], ["patches"], ["show"]])
 def test_incomplete_commands_show_their_usage(argv, capsys):
-    with pytest.raises(SystemExit) as caught:
-        main(argv)
-    assert caught.value.code == 2
-    assert "usage: mindspeed-precision" in capsys.readouterr().err
+    status, out, err = run(capsys, *argv)
+    assert (status, out) == (2, "")
+    assert "usage: mindspeed-precision" in err
 
 
 COMMANDS = (

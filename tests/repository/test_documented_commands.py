@@ -155,7 +155,7 @@ class Runner:
     def _program(self, command, words):
         try:
             arguments = build_parser().parse_args(split_launch(words)[0])
-        except SystemExit:
+        except (SystemExit, PrecisionError):
             return "the parser refuses it"
         if any(command.startswith(beginning) for beginning in self.declared["not_here"]):
             return ""

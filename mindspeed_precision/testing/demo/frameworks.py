@@ -16,8 +16,7 @@ from pathlib import Path
 from mindspeed_precision.errors import PrecisionError
 from mindspeed_precision.flow import compare_in_full
 from mindspeed_precision.records import Diagnosis
-from mindspeed_precision.report.facts import report_facts
-from mindspeed_precision.report.files import write_files
+from mindspeed_precision.report.files import publish
 from mindspeed_precision.testing.demo.arguments import demo_arguments
 from mindspeed_precision.testing.demo.launch import (
     SCRIPT,
@@ -92,8 +91,7 @@ class Trainings:
         compared = compare_in_full(
             self.out / baseline, self.out / candidate, mapping=[TWIN_MAPPING] if across else []
         )
-        facts = report_facts(compared.diagnosis, compared.runs, compared.mappings)
-        return compared.diagnosis, write_files(compared.diagnosis, self.out / report, facts=facts)
+        return publish(compared.diagnosis, self.out / report, runs=compared.runs, mappings=compared.mappings)
 
     def _train_one(self, training: Training) -> CompletedRun:
         log = self.out / f"{training.name}.log"

@@ -18,8 +18,7 @@ from pathlib import Path
 from mindspeed_precision.errors import ExternalCommandError
 from mindspeed_precision.flow import compare_in_full
 from mindspeed_precision.records import Diagnosis
-from mindspeed_precision.report.facts import report_facts
-from mindspeed_precision.report.files import write_files
+from mindspeed_precision.report.files import publish
 from mindspeed_precision.testing.demo.arguments import demo_arguments
 from mindspeed_precision.testing.demo.launch import SCRIPT, CompletedRun, run_training
 
@@ -145,5 +144,4 @@ class Glm4:
     def compare(self, baseline: str, candidate: str, *, report: str) -> tuple[Diagnosis, dict[str, str]]:
         """Compare two runs by name; return the diagnosis and what was written about it."""
         compared = compare_in_full(self.run_directory(baseline), self.run_directory(candidate))
-        facts = report_facts(compared.diagnosis, compared.runs)
-        return compared.diagnosis, write_files(compared.diagnosis, self.out / report, facts=facts)
+        return publish(compared.diagnosis, self.out / report, runs=compared.runs, mappings=compared.mappings)
