@@ -98,6 +98,13 @@ def build_parser() -> argparse.ArgumentParser:
         action.add_argument("--json", action="store_true", help="print JSON")
         action.set_defaults(run=run)
     actions.choices["explain"].add_argument("name", metavar="NAME")
+    actions.choices["check"].add_argument(
+        "--against",
+        metavar="TREE",
+        action="append",
+        default=[],
+        help="source tree of Megatron-LM or MindSpeed to read instead, importing nothing; may be repeated",
+    )
 
     about = "what this interpreter can train with: framework, NPU, versions; imports what is installed"
     environment = commands.add_parser("environment", help=about)
@@ -221,16 +228,23 @@ def _patches_list(arguments: argparse.Namespace) -> int:
 
 
 def _patches_check(arguments: argparse.Namespace) -> int:
-    from mindspeed_precision.backends.npu import require_torch
-    from mindspeed_precision.patching.explain import check_rows
     from mindspeed_precision.report.patches import check_text
 
-    require_torch()  # what then fails to import would not say why, once for each patch
-    rows = check_rows()
+    if arguments.against:
+        from mindspeed_precision.patching.against import check_against
+
+        rows = check_against(arguments.against)
+    else:
+        from mindspeed_precision.backends.npu import require_torch
+        from mindspeed_precision.patching.explain import check_rows
+
+        require_torch()  # what then fails to import would not say why, once for each patch
+        rows = check_rows()
     status = int(any(row.refused for row in rows))
     if arguments.json:
         return _json([asdict(row) for row in rows], status)
-    sys.stdout.write(check_text(rows) + "\n")
+    place = "in these trees" if arguments.against else "here"
+    sys.stdout.write(check_text(rows, place=place) + "\n")
     return status
 
 

@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from mindspeed_precision.errors import ConfigError
+from mindspeed_precision.foreign_yaml import load_yaml
 from mindspeed_precision.records import Level, Phase, RecordKey, Role, Side
 from mindspeed_precision.repeats import FirstRun, read_first_runs
 
@@ -303,10 +304,12 @@ def read_document(path: Path, schema: type, *, kind: str, remedy: str) -> dict[s
         ConfigError: it is no YAML, has unknown keys or values of another type, or is of another version.
     """
     try:
-        merged = OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.load(path))
+        merged = OmegaConf.merge(OmegaConf.structured(schema), load_yaml(path))
         plain = OmegaConf.to_container(merged, resolve=True)
     except OmegaConfBaseException as error:
         raise ConfigError(str(error).splitlines()[0], where=str(path), remedy=remedy) from error
+    except ConfigError:
+        raise
     except Exception as error:
         found = " ".join(str(error).split())[:120]
         raise ConfigError(
@@ -377,10 +380,10 @@ def _find(file: str | Path) -> Path:
 
 def _load_yaml(path: Path) -> DictConfig:
     try:
-        loaded = OmegaConf.load(path)
+        loaded: Any = load_yaml(path)
         if path.suffix == ".json":
             loaded = _of_msprobe(loaded, path)
-    except OmegaConfBaseException:
+    except (OmegaConfBaseException, ConfigError):
         raise
     except Exception as error:
         message = " ".join(str(error).split())

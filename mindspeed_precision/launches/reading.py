@@ -9,9 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from mindspeed_precision.errors import ConfigError
+from mindspeed_precision.foreign_yaml import read_yaml
 from mindspeed_precision.launches.arguments import read_arguments
 from mindspeed_precision.launches.command import LAUNCHERS, Launch, parse_command
 from mindspeed_precision.launches.known import known_arguments
@@ -121,7 +120,9 @@ def _words_of_yaml(path: Path) -> list[str]:
     """Return the leaves of a YAML file as arguments, named by their last key."""
     _text(path)  # says what is wrong with the file
     try:
-        plain = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+        plain = read_yaml(path, resolve=False)
+    except ConfigError:
+        raise
     except Exception as error:  # the errors of two libraries
         found = " ".join(str(error).split())[:120]
         raise ConfigError("not readable as YAML", where=str(path), found=found) from error

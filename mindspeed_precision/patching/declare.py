@@ -20,6 +20,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from mindspeed_precision.config import data_directory
 from mindspeed_precision.errors import ConfigError
+from mindspeed_precision.foreign_yaml import load_yaml
 from mindspeed_precision.patching.signatures import parameters_of
 
 SCHEMA = 1
@@ -217,7 +218,9 @@ def parse_requirement(text: str) -> Requirement:
 
 def _load_yaml(file: Path) -> object:
     try:
-        return OmegaConf.load(file)
+        return load_yaml(file)
+    except ConfigError:
+        raise
     except Exception as error:  # of the file system, of OmegaConf, or of its YAML parser
         message = " ".join(str(error).split())
         raise ConfigError(f"not readable as YAML: {message}", where=str(file)) from error

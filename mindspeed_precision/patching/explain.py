@@ -19,10 +19,11 @@ _CALLED = {
 
 @dataclass(frozen=True, kw_only=True)
 class CheckRow:
-    """What one declaration finds on this machine.
+    """What one declaration finds on this machine, or in given source trees.
 
     Attributes:
-        outcome: ``ok``, ``absent``, ``version excluded``, ``signature differs`` or ``wrapper unusable``.
+        outcome: ``ok``, ``absent``, ``version excluded``, ``signature differs``, ``wrapper unusable`` or, of
+            given trees, ``not in the trees``.
         reason: one sentence, empty when ok.
         refused: whether a run that uses the patch would be refused.
     """

@@ -16,7 +16,7 @@ from mindspeed_precision.patching.lookup import namespace_of, raw_attribute
 from mindspeed_precision.patching.signatures import parameters_found, parameters_of
 
 _OWN_PACKAGE = "mindspeed_precision"
-_OPAQUE = [1, 2]
+OPAQUE = [1, 2]
 """Stars of the parameters of ``(*args, **kwargs)``, whatever their names are."""
 
 Wrapper = Callable[[Callable[..., Any], Any, tuple[Any, ...], dict[str, Any]], Any]
@@ -30,6 +30,8 @@ class Outcome(str, Enum):
     EXCLUDED = "version excluded"
     SIGNATURE = "signature differs"
     WRAPPER = "wrapper unusable"
+    ELSEWHERE = "not in the trees"
+    """Of given source trees: none holds the package."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +149,7 @@ def _check_signature(declaration: PatchDeclaration, raw: Any) -> None:
         ) from error
     if found in {parameters_of(signature) for signature in declaration.signatures}:
         return
-    if declaration.opaque and [name.count("*") for name in found] == _OPAQUE:
+    if declaration.opaque and [name.count("*") for name in found] == OPAQUE:
         return
     declared = " or ".join(declaration.signatures)
     raise _UnresolvedError(Outcome.SIGNATURE, f"declared for {declared}, found ({', '.join(found)})")

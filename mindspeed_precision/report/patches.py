@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from mindspeed_precision.patching.declare import PatchDeclaration
 from mindspeed_precision.patching.explain import CheckRow
+from mindspeed_precision.patching.resolve import Outcome
 
 
 def list_text(declarations: Sequence[PatchDeclaration]) -> str:
@@ -19,8 +20,8 @@ def list_text(declarations: Sequence[PatchDeclaration]) -> str:
     return "\n".join(lines)
 
 
-def check_text(rows: Sequence[CheckRow]) -> str:
-    """Return one line per declaration: what it finds here, and a last line that sums up."""
+def check_text(rows: Sequence[CheckRow], *, place: str = "here") -> str:
+    """Return one line per declaration: what it finds, and a last line that sums up; ``place`` says where."""
     width = max((len(row.outcome.value) for row in rows), default=0)
     names = max((len(f"{row.group}/{row.name}") for row in rows), default=0)
     lines = [
@@ -29,7 +30,10 @@ def check_text(rows: Sequence[CheckRow]) -> str:
         for row in rows
     ]
     refused = sum(row.refused for row in rows)
-    verdict = (
-        f"{refused} of {len(rows)} patches cannot be used here (!)" if refused else "every patch is fine here"
-    )
+    unseen = sum(row.outcome is Outcome.ELSEWHERE for row in rows)
+    verdict = f"{refused} of {len(rows)} patches cannot be used {place} (!)"
+    if not refused:
+        verdict = f"every patch is fine {place}"
+    if unseen:
+        verdict += f"; {unseen} are of packages that are not there, and were not checked"
     return "\n".join([*lines, verdict])

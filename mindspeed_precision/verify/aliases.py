@@ -8,10 +8,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from mindspeed_precision.config import data_directory, read_document
 from mindspeed_precision.errors import ConfigError
+from mindspeed_precision.foreign_yaml import read_yaml
 
 _WAYS = ("same", "not", "is", "lower", "pair")
 
@@ -136,7 +135,9 @@ def read_configuration(file: str | Path) -> dict[str, Any]:
     if not path.is_file():
         raise ConfigError("no such configuration file", where=str(file), expected="a YAML file")
     try:
-        plain = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+        plain = read_yaml(path)
+    except ConfigError:
+        raise
     except Exception as error:  # YAML has many errors, and no common one
         found = " ".join(str(error).split())[:120]
         raise ConfigError("not readable as YAML", where=str(path), found=found) from error
