@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from mindspeed_precision.ckpt.conventions import row_words
 from mindspeed_precision.ckpt.results import WORDS, Compared, Outcome, Result
+from mindspeed_precision.counting import count
 from mindspeed_precision.records import Finding, Severity
 
 _MOST = 40
@@ -15,7 +16,7 @@ _SHOWN = 6
 
 
 def number(value: float) -> str:
-    """Return a number as it is shown: three digits."""
+    """Return a number as it is shown: three digits; ``inf`` also where a side is not finite."""
     return "inf" if math.isinf(value) else f"{value:.3g}"
 
 
@@ -28,7 +29,7 @@ def ranges(rows: Sequence[int], most: int = _SHOWN) -> str:
         else:
             found.append([row, row])
     shown = [str(first) if first == last else f"{first}-{last}" for first, last in found[:most]]
-    return ", ".join(shown) + (f" and {len(found) - most} more ranges" if len(found) > most else "")
+    return ", ".join(shown) + (f" and {count(len(found) - most, 'more range')}" if len(found) > most else "")
 
 
 def difference_words(result: Result, compared: Compared) -> str:
@@ -36,11 +37,16 @@ def difference_words(result: Result, compared: Compared) -> str:
     metrics = result.metrics
     if not metrics:
         return result.detail
-    told = [f"max abs {number(metrics['max_abs'])}", f"relative {number(metrics['rel_frobenius'])}"]
+    unbounded = "finite_" if "nonfinite" in metrics else ""
+    told = [
+        f"max abs {number(metrics[f'{unbounded}max_abs'])}",
+        f"relative {number(metrics[f'{unbounded}rel_frobenius'])}",
+    ]
     if "cosine" in metrics:
         told.append(f"cosine {_cosine(float(metrics['cosine']))}")
-    if metrics.get("nonfinite"):
-        told.append(f"{metrics['nonfinite']} differ by NaN or infinity")
+    if unbounded:
+        broken = count(int(metrics["nonfinite"]), "element", "differ")
+        told[0] = f"{broken} by NaN or infinity; of the others {told[0]}"
     return ", ".join(told) + f"; {_where(result, compared)}" + (f"; {result.detail}" if result.detail else "")
 
 
@@ -51,18 +57,17 @@ def _cosine(value: float) -> str:
 def _where(result: Result, compared: Compared) -> str:
     metrics, told = result.metrics, result.told
     assert told is not None
-    rows, count = told.rows, int(metrics["rows"])
-    elements = f"{metrics['mismatched']} of {metrics['elements']} elements"
-    if len(rows) == count:
-        return f"{elements}, in every row" if count > 1 else elements
+    rows, total = told.rows, int(metrics["rows"])
+    elements = f"{metrics['mismatched']} of {count(int(metrics['elements']), 'element')}"
+    if len(rows) == total:
+        return f"{elements}, in every row" if total > 1 else elements
     worst = int(metrics["worst_row"])
-    name = row_words(result.name, worst, count, compared.geometry)
+    name = row_words(result.name, worst, total, compared.geometry)
     tail = (
         f", worst row {worst}" + (f" ({name})" if name else "") + f" by {number(metrics['worst_row_error'])}"
     )
-    return (
-        f"{elements}, in {len(rows)} of {count} rows: {ranges(rows)}{tail if len(rows) > 1 or name else ''}"
-    )
+    tail = tail if len(rows) > 1 or name else ""
+    return f"{elements}, in {len(rows)} of {count(total, 'row')}: {ranges(rows)}{tail}"
 
 
 def layer_lines(compared: Compared) -> tuple[str, ...]:
@@ -102,8 +107,14 @@ def _worst(result: Result) -> str:
         return ""
     own = result.name.removeprefix(f"{result.layer}.")
     if result.metrics:
-        return f"{own}: {result.outcome.value}, relative {number(result.metrics['rel_frobenius'])}"
+        return f"{own}: {result.outcome.value}, {_how_far(result)}"
     return f"{own}: {result.outcome.value}"
+
+
+def _how_far(result: Result) -> str:
+    if "nonfinite" in result.metrics:
+        return "NaN or infinite on one side"
+    return f"relative {number(result.metrics['rel_frobenius'])}"
 
 
 def parameter_lines(compared: Compared, *, every: bool) -> tuple[str, ...]:
@@ -141,7 +152,7 @@ def summary(compared: Compared, findings: Sequence[Finding]) -> str:
     if not results:
         return "NO ANSWER: no parameters were found."
     if all(one.outcome is Outcome.NOT_READ for one in results):
-        return f"NO ANSWER: none of {len(results)} parameters could be compared."
+        return f"NO ANSWER: none of {count(len(results), 'parameter')} could be compared."
     errors = {finding.id for finding in findings if finding.severity is Severity.ERROR}
     beside = sorted(id_ for id_ in errors if not id_.startswith("weights."))
     answer = _of_parameters(results, bad=any(id_.startswith("weights.") for id_ in errors))
@@ -152,17 +163,18 @@ def _of_parameters(results: Sequence[Result], *, bad: bool) -> str:
     counts = {outcome: sum(one.outcome is outcome for one in results) for outcome in Outcome}
     total, identical, after = len(results), counts[Outcome.IDENTICAL], counts[Outcome.SAME_AFTER]
     if identical == total:
-        return f"IDENTICAL: all {total} parameters have the same bits."
+        every = "" if total == 1 else "all "
+        return f"IDENTICAL: {every}{count(total, 'parameter', 'have')} the same bits."
     if identical + after == total:
         kinds = sorted({WORDS.get(way, str(way)) for one in results for way in one.steps})
         word = "DIFFERENT, but by no numbers" if bad else "SAME"
         same = f"{after} the same after: {', '.join(kinds)}"
-        return f"{word}: of {total} parameters {identical} identical, {same}."
-    told = ", ".join(f"{count} {outcome.value}" for outcome, count in counts.items() if count)
+        return f"{word}: of {count(total, 'parameter')} {identical} identical, {same}."
+    told = ", ".join(f"{found} {outcome.value}" for outcome, found in counts.items() if found)
     differing = [one for one in results if one.metrics]
     worst = max(differing, key=lambda one: one.metrics["rel_frobenius"], default=None)
-    tail = f" Worst: {worst.name}, relative {number(worst.metrics['rel_frobenius'])}." if worst else ""
-    return f"DIFFERENT: of {total} parameters {told}.{tail}"
+    tail = f" Worst: {worst.name}, {_how_far(worst)}." if worst else ""
+    return f"DIFFERENT: of {count(total, 'parameter')} {told}.{tail}"
 
 
 def _numbers(result: Result) -> tuple[str, str, str]:

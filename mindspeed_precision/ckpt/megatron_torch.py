@@ -17,7 +17,7 @@ from mindspeed_precision.ckpt.tensor_parallel import over_ranks, unequal
 from mindspeed_precision.errors import CheckpointError
 from mindspeed_precision.torch_archive.archive import TorchArchive
 from mindspeed_precision.torch_archive.mapped import MappedFile, require_inside
-from mindspeed_precision.torch_archive.opcodes import TensorReference
+from mindspeed_precision.torch_archive.opcodes import TensorReference, kind_of
 
 _RANK = re.compile(r"mp_rank_(\d+)(?:_(\d+))?(?:_(\d+))?")
 _CHUNK = re.compile(r"model(\d*)")
@@ -118,7 +118,7 @@ def _ranks(directory: Path) -> list[_Rank]:
         archive = TorchArchive(MappedFile(file))
         root = archive.root
         if not isinstance(root, Mapping):
-            raise CheckpointError("no checkpoint of Megatron", where=str(file), found=type(root).__name__)
+            raise CheckpointError("no checkpoint of Megatron", where=str(file), found=kind_of(root))
         numbers = [int(number) for number in match.groups() if number is not None]
         found.append((numbers, archive, root, path))
     if not found:

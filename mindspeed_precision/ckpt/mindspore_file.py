@@ -72,7 +72,7 @@ def read_mindspore(path: Path, given: str) -> Checkpoint:
             raise CheckpointError("a parameter twice", where=str(path), found=value.tag)
         else:
             table[value.tag] = stored
-    found = sorted_out(table)
+    found = sorted_out(table, mindspore=True)
     return Checkpoint(
         path=given,
         form="MindSpore ckpt",

@@ -25,9 +25,11 @@ _PREFIXES = {
 """Of MindFormers' AdamW, of ``nn.Adam``, and of ``mint.optim``."""
 
 _NUMBERS = re.compile(
-    r"(?:global_step|learning_rate|beta[12]_power|epoch_num|step_num|loss_scale|scale_sense|network\.\w+"
+    r"(?:global_step|learning_rate|beta[12]_power|epoch_num|step_num|loss_scale|scale_sense"
     r"|current_iterator_step|last_overflow_iterator_step|has_trained_\w+|state_step|random_op\w*)"
 )
+_CELLS = re.compile(r"network\.\w+")
+"""What MindSpore's training cell keeps beside its network: a module of that name has parameters in torch."""
 _SHOWN = 8
 
 
@@ -46,20 +48,37 @@ class SortedOut:
     numbers: Mapping[str, Any]
 
 
-def sorted_out(table: Mapping[str, Stored]) -> SortedOut:
-    """Tell parameters from what the optimizer keeps of them (by prefix) and from numbers (by name)."""
+def sorted_out(table: Mapping[str, Stored], *, mindspore: bool) -> SortedOut:
+    """Tell parameters from what the optimizer keeps of them (by prefix) and from numbers (by name).
+
+    Args:
+        table: by name.
+        mindspore: MindSpore wrote it: what has no dimensions is a number (``append_dict``). Elsewhere it is a
+            parameter or a buffer, as it is in ``torch.save``.
+    """
+    mindspore = mindspore or any(_state_of(name, table) for name in table)
     tensors: dict[str, Stored] = {}
     states: dict[str, dict[str, Stored]] = defaultdict(dict)
     numbers: dict[str, Any] = {}
     for name, tensor in table.items():
-        prefix, _, own = name.partition(".")
-        if prefix in _PREFIXES and own in table:
-            states[_PREFIXES[prefix]][own] = tensor
-        elif _NUMBERS.fullmatch(name) or not tensor.shape:
+        role = _state_of(name, table)
+        if role:
+            states[role][name.partition(".")[2]] = tensor
+        elif _NUMBERS.fullmatch(name) or (mindspore and _of_cell(name, tensor)):
             numbers[name] = value_of(tensor)
         else:
             tensors[name] = tensor
     return SortedOut(tensors=tensors, states=states, numbers=numbers)
+
+
+def _state_of(name: str, table: Mapping[str, Stored]) -> str:
+    """Return the role of what the optimizer keeps of a parameter of the table; empty for anything else."""
+    prefix, _, own = name.partition(".")
+    return _PREFIXES.get(prefix, "") if own in table else ""
+
+
+def _of_cell(name: str, tensor: Stored) -> bool:
+    return not tensor.shape or bool(_CELLS.fullmatch(name))
 
 
 def value_of(tensor: Stored) -> Any:

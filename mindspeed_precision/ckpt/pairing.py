@@ -8,13 +8,15 @@ from dataclasses import dataclass, field
 from mindspeed_precision.align.mapping import Mapping as NameMapping
 from mindspeed_precision.ckpt.conventions import by_group
 from mindspeed_precision.ckpt.experts import unpacked
-from mindspeed_precision.ckpt.naming import PARTS, place_of
+from mindspeed_precision.ckpt.naming import PARTS, Neighbours, place_of
 from mindspeed_precision.ckpt.stored import Checkpoint, Geometry, Stored, joined
 from mindspeed_precision.errors import CheckpointError
 from mindspeed_precision.records import Placement, Side, Split
 
 PARAMETER, LOOSE = "param", "as stored"
-_WHOLE = {frozenset({"q", "k", "v"}), frozenset({"gate", "up"}), frozenset({"qkv"}), frozenset({""})}
+_WHOLE = {
+    frozenset(parts) for parts in (("q", "k", "v"), ("gate", "up"), ("qkv",), ("",), ("q_down", "kv_down"))
+}
 _EMBEDDING, _OUTPUT = "embedding.word_embeddings.weight", "output_layer.weight"
 
 
@@ -76,9 +78,10 @@ def named(checkpoint: Checkpoint, mappings: Sequence[NameMapping]) -> Named:
 
 def _placed(checkpoint: Checkpoint, table: Mapping[str, Stored], mappings: Sequence[NameMapping]) -> Parts:
     found: Parts = {}
+    around = Neighbours(table)
     for own, tensor in table.items():
         for one in unpacked(own, tensor, table):
-            place = place_of(one.name if one is not tensor else own, mappings)
+            place = place_of(one.name if one is not tensor else own, mappings, around)
             parts = found.setdefault(place.name, {})
             if place.part in parts:
                 raise CheckpointError(
@@ -183,16 +186,23 @@ def short(name: str) -> str:
 
 
 def tied(pair: Matched, one: Named, two: Named) -> Side | None:
-    """Return which side ties the output layer that the other one has as a copy of its embedding; or None."""
-    if pair.name != _OUTPUT or (pair.one is None) == (pair.two is None) or pair.failed:
+    """Return which side keeps once what the other one has as a copy, of its embedding mostly; or None."""
+    if not original_name(pair.name) or (pair.one is None) == (pair.two is None) or pair.failed:
         return None
     holder, side = (one, Side.CANDIDATE) if pair.one is not None else (two, Side.BASELINE)
-    return side if embedding_of(holder, pair.role) is not None else None
+    return side if original(holder, pair) is not None else None
 
 
-def embedding_of(side: Named, role: str) -> Stored | None:
-    """Return the word embeddings of a checkpoint, or what the optimizer keeps of them."""
-    return side.roles.get(role, {}).get(_EMBEDDING, {}).get("")
+def original_name(name: str) -> str:
+    """Return what a parameter may be a copy of: the output layer, and what DeepSeek saves with MTP layers."""
+    if name == _OUTPUT or name.endswith(".embed_tokens.weight"):
+        return _EMBEDDING
+    return _OUTPUT if name.endswith(".shared_head.head.weight") else ""
+
+
+def original(side: Named, pair: Matched) -> Stored | None:
+    """Return what a parameter of a checkpoint may be a copy of, or what the optimizer keeps of that."""
+    return side.roles.get(pair.role, {}).get(original_name(pair.name), {}).get("")
 
 
 def with_mappings(
@@ -222,9 +232,9 @@ __all__ = [
     "LOOSE",
     "Matched",
     "Named",
-    "embedding_of",
     "matched",
     "named",
+    "original",
     "shared_geometry",
     "tied",
     "with_mappings",

@@ -12,8 +12,8 @@ from mindspeed_precision.ckpt.difference import PADDED, RESHAPED, Told, tell
 from mindspeed_precision.ckpt.pairing import (
     Matched,
     Named,
-    embedding_of,
     matched,
+    original,
     shared_geometry,
     tied,
 )
@@ -189,15 +189,16 @@ def _result(pair: Matched, one: Named, two: Named, geometry: Geometry) -> Result
 
 
 def _copy(pair: Matched, holder: Named, side: Side, geometry: Geometry) -> Result | None:
-    """Return what is said of an output layer that is its checkpoint's embedding once more."""
-    embedding, output = embedding_of(holder, pair.role), pair.one or pair.two
-    assert output is not None
-    if embedding is None or embedding.shape != output.shape:
+    """Return what is said of a parameter that is another one of its checkpoint once more."""
+    first, copy = original(holder, pair), pair.one or pair.two
+    assert copy is not None
+    if first is None or first.shape != copy.shape:
         return None
-    told = tell(pair.name, embedding, output, geometry=geometry)
+    told = tell(pair.name, first, copy, geometry=geometry)
     if not told.same or told.steps:
         return None
-    words = f"a copy of the word embeddings, which the {side.value} has once"
+    what = "word embeddings" if "embed" in first.name else "output layer"
+    words = f"a copy of the {what}, which the {side.value} has once"
     return Result(
         pair=pair, outcome=Outcome.SAME_AFTER, told=Told(way=Way.SAME, steps={TIED: words}), detail=words
     )

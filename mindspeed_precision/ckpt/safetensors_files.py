@@ -16,7 +16,7 @@ from mindspeed_precision.errors import CheckpointError, DumpError
 from mindspeed_precision.record.elements import width_of
 from mindspeed_precision.torch_archive.archive import TorchArchive
 from mindspeed_precision.torch_archive.mapped import MappedFile, require_inside
-from mindspeed_precision.torch_archive.opcodes import TensorReference
+from mindspeed_precision.torch_archive.opcodes import TensorReference, kind_of
 
 _TYPES = {
     **{
@@ -82,13 +82,14 @@ def read_directory(directory: Path, given: str) -> Checkpoint:
 def _checkpoint(
     given: str, form: str, tensors: Mapping[str, Stored], config: Mapping[str, Any], unread: list[str]
 ) -> Checkpoint:
-    found = sorted_out(tensors)
+    mindspore = config.get("framework") == "mindspore"
+    found = sorted_out(tensors, mindspore=mindspore)
     family = (
         "huggingface"
         if any(name.startswith(("model.layers.", "transformer.")) for name in tensors)
         else "torch"
     )
-    if found.states or config.get("framework") == "mindspore":
+    if found.states or mindspore:
         family = "mindspore"
     return Checkpoint(
         path=given,
@@ -165,7 +166,7 @@ def _of_torch(path: Path, unread: list[str]) -> Iterator[Stored]:
     archive = TorchArchive(MappedFile(path))
     root = archive.root
     if not isinstance(root, Mapping):
-        raise CheckpointError("no state dict", where=str(path), found=type(root).__name__)
+        raise CheckpointError("no state dict", where=str(path), found=kind_of(root))
     for name, value in root.items():
         if isinstance(value, TensorReference):
             for _, tensor in named(archive, str(name), value, path.name, unread):
@@ -182,7 +183,7 @@ def read_torch_file(path: Path, given: str) -> Checkpoint:
     root = archive.root
     unread: list[str] = []
     if not isinstance(root, Mapping):
-        raise CheckpointError("no state dict", where=str(path), found=type(root).__name__)
+        raise CheckpointError("no state dict", where=str(path), found=kind_of(root))
     inner = next(
         (root[name] for name in ("state_dict", "model", "module") if isinstance(root.get(name), Mapping)),
         root,

@@ -136,17 +136,18 @@ class Sums:
         return cosine < 0.5 and apart >= 6 / math.sqrt(max(self._elements, 1))
 
     def metrics(self) -> dict[str, float | int]:
-        """Return how far the candidate is from the baseline; of finite elements."""
+        """Return how far the candidate is from the baseline: infinitely where one of them is not finite."""
         found: dict[str, float | int] = {
             "max_abs": self._largest,
             "rel_frobenius": math.sqrt(self._apart / self._one) if self._one else math.inf,
             "mismatched": self._mismatched,
             "elements": self._elements,
         }
-        if self._one and self._two:
-            found["cosine"] = self._both / math.sqrt(self._one * self._two)
         if self._nonfinite:
-            found["nonfinite"] = self._nonfinite
+            finite = {f"finite_{name}": found[name] for name in ("max_abs", "rel_frobenius")}
+            found |= {**finite, "max_abs": math.inf, "rel_frobenius": math.inf, "nonfinite": self._nonfinite}
+        elif self._one and self._two:
+            found["cosine"] = self._both / math.sqrt(self._one * self._two)
         errors, sizes = np.concatenate(self._row_errors), np.concatenate(self._row_sizes)
         worst = int(np.argmax(errors))
         found["worst_row"] = worst

@@ -24,7 +24,7 @@ from mindspeed_precision.records import Placement, Split
 from mindspeed_precision.torch_archive.archive import TorchArchive
 from mindspeed_precision.torch_archive.mapped import MappedFile, require_inside
 from mindspeed_precision.torch_archive.names import TYPES
-from mindspeed_precision.torch_archive.opcodes import Global, Made, TensorReference, read_pickle
+from mindspeed_precision.torch_archive.opcodes import Global, Made, TensorReference, kind_of, read_pickle
 
 _COMMON_STATE = "common_state/"
 METADATA, COMMON = ".metadata", "common.pt"
@@ -194,7 +194,7 @@ class _Reader:
 
 def _mapping(value: Any, path: Path) -> Mapping[Any, Any]:
     if not isinstance(value, Mapping):
-        raise CheckpointError("metadata without its tables", where=str(path), found=type(value).__name__)
+        raise CheckpointError("metadata without its tables", where=str(path), found=kind_of(value))
     return value
 
 
@@ -223,7 +223,7 @@ def _state(value: Any) -> Mapping[str, Any]:
     state = value.state if isinstance(value, Made) else None
     if isinstance(state, Mapping):
         return state
-    raise CheckpointError("ill-formed metadata", found=type(value).__name__)
+    raise CheckpointError("ill-formed metadata", found=kind_of(value))
 
 
 def _integers(values: Any) -> tuple[int, ...]:

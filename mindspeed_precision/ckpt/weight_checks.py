@@ -8,6 +8,7 @@ from mindspeed_precision.ckpt.difference import PADDED
 from mindspeed_precision.ckpt.facts import CKPT, Facts
 from mindspeed_precision.ckpt.lines import difference_words
 from mindspeed_precision.ckpt.results import TIED, Compared, Outcome, Result
+from mindspeed_precision.counting import agree, count
 from mindspeed_precision.records import Finding, Severity
 from mindspeed_precision.verify.pair.evidence import listed, shortened
 from mindspeed_precision.verify.pair.weight_pairs import Way
@@ -116,13 +117,14 @@ def _finding(
     ordered = sorted(found, key=lambda one: one.badness)
     lines = [f"{one.name}: {difference_words(one, facts.compared)}" for one in ordered]
     names = listed([one.name for one in ordered], 3)
+    verb, what = _TITLES[id_].split(" ", 1)
     worst = min((severity(one) for one in found), key=list(Severity).index)
     return [
         Finding(
             id=id_,
             severity=worst,
             confidence=0.95,
-            title=f"{len(found)} of {total} parameters {_TITLES[id_]}: {names}",
+            title=f"{len(found)} of {count(total, 'parameter')} {agree(len(found), verb)} {what}: {names}",
             evidence=shortened(lines, 12),
             remedy=_REMEDIES[id_],
         )
@@ -144,7 +146,8 @@ def _tied_and_padded(facts: Facts, results: Sequence[Result]) -> list[Finding]:
                 id="weights.tied",
                 severity=Severity.INFO,
                 confidence=0.9,
-                title="the output layer is the word embeddings: one checkpoint has them twice",
+                title="one checkpoint has twice what the other has once: "
+                + listed([one.name for one in tied], 3),
                 evidence=tuple(f"{one.name}: {one.detail}" for one in tied),
                 remedy="tie them in both, or in none: once they are trained apart they differ",
             )
@@ -177,7 +180,7 @@ def optimizer_state(facts: Facts) -> Answer:
     loose = facts.compared.one.checkpoint.loose.keys() ^ facts.compared.two.checkpoint.loose.keys()
     skipped = _state_gap(facts) if not results else ""
     if loose and not skipped:
-        skipped = f"{len(loose)} tensors that one side keeps are not known to be of a parameter"
+        skipped = f"of {count(len(loose), 'tensor')} that one side keeps it is not known of which parameter"
     if not bad:
         return Answer(exercised=len(results), skipped=skipped, applies=bool(skipped))
     lines = [f"{one.pair.role} of {one.name}: {difference_words(one, facts.compared)}" for one in ordered]
@@ -186,7 +189,8 @@ def optimizer_state(facts: Facts) -> Answer:
         id="optimizer.state",
         severity=Severity.ERROR if differs else Severity.WARNING,
         confidence=0.95,
-        title=f"{len(bad)} of {len(results)} tensors that the optimizer keeps differ",
+        title=f"{len(bad)} of {count(len(results), 'tensor')} that the optimizer keeps "
+        f"{agree(len(bad), 'differ')}",
         evidence=shortened(lines, 12),
         remedy=_REMEDIES["optimizer.state"],
     )
@@ -223,7 +227,7 @@ def copies(facts: Facts) -> Answer:
                     id="parallel.replicas_differ",
                     severity=Severity.ERROR,
                     confidence=0.95,
-                    title=f"ranks of the {name} hold different copies of {len(lines)} tensors",
+                    title=f"ranks of the {name} hold different copies of {count(len(lines), 'tensor')}",
                     evidence=shortened(lines, 12),
                     remedy="look for the reduction that keeps them equal, or for files of another training",
                 )
@@ -250,7 +254,7 @@ def read(facts: Facts) -> Answer:
         id="coverage.not_compared",
         severity=Severity.ERROR if parameters_too else Severity.WARNING,
         confidence=0.9,
-        title=f"{len(lines)} things in the checkpoints were not compared",
+        title=f"{count(len(lines), 'thing')} in the checkpoints {agree(len(lines), 'were')} not compared",
         evidence=shortened(lines),
         remedy="what is listed is not known to agree: save it in another format, or name it with --mapping",
     )

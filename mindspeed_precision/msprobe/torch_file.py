@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from mindspeed_precision.errors import CheckpointError, DumpError
 from mindspeed_precision.torch_archive import MappedFile, TensorReference, TorchArchive
+from mindspeed_precision.torch_archive.opcodes import kind_of
 
 _COMPLEX = {"ComplexFloatStorage": "FloatStorage", "ComplexDoubleStorage": "DoubleStorage"}
 """What a complex storage is, taken as twice as many real numbers."""
@@ -32,7 +33,7 @@ def read_torch_file(path: Path) -> NDArray[Any]:
         archive = TorchArchive(MappedFile(path))
         tensor = archive.root
         if not isinstance(tensor, TensorReference):
-            raise DumpError("not one tensor", where=str(path), found=str(tensor)[:120])
+            raise DumpError("not one tensor", where=str(path), found=kind_of(tensor))
         tensor = _as_pairs(tensor)
         if not archive.dtype(tensor):
             found = str(tensor.storage.kind)[:120]

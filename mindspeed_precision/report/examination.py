@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import asdict
 from typing import Any, TextIO
 
+from mindspeed_precision.counting import count, singular
 from mindspeed_precision.records import CheckOutcome, Examination, Severity
 from mindspeed_precision.report.console import Block, finding_blocks, print_blocks
-from mindspeed_precision.report.phrases import count
 from mindspeed_precision.report.verdict_json import finding_json, jsonable
 
 SCHEMA = 1
@@ -22,7 +23,8 @@ def examination_blocks(answer: Examination) -> list[Block]:
     shown += [block for finding in answer.findings for block in finding_blocks(finding)]
     shown += [Block(label=title, lines=lines, table=True) for title, lines in answer.tables.items()]
     looked = sorted((one for one in answer.outcomes if one.exercised), key=lambda one: not one.failed)
-    shown.append(Block(label="checked", lines=tuple(_outcome(one) for one in looked)))
+    ids = {finding.id for finding in answer.findings}
+    shown.append(Block(label="checked", lines=tuple(_outcome(one, ids) for one in looked)))
     gaps = [one for one in answer.outcomes if one.skipped and one.applies]
     shown.append(Block(label="skipped", lines=tuple(f"{one.name}: {one.skipped}" for one in gaps)))
     shown.append(Block(label="notes", lines=answer.notes))
@@ -45,14 +47,14 @@ def headline(answer: Examination) -> str:
     return f"PASSED: {exercised} exercised, nothing found."
 
 
-def _outcome(outcome: CheckOutcome) -> str:
-    """Say what held, and of how many things; with the name of the check where it did not."""
+def _outcome(outcome: CheckOutcome, ids: Collection[str]) -> str:
+    """Say what held, and of how many things; of what did not, with the finding of the check's name."""
     law = outcome.holds.rstrip(".")
-    one_word = outcome.exercised == 1 and " " not in outcome.unit
-    seen = f"{outcome.exercised} {outcome.unit.removesuffix('s') if one_word else outcome.unit}"
+    seen = f"{outcome.exercised} {singular(outcome.unit) if outcome.exercised == 1 else outcome.unit}"
     if not outcome.failed:
         return f"{seen}: {law}"
-    return f"NOT HELD by {outcome.failed} of {seen}: {law}  [{outcome.name}]"
+    name = f"  [{outcome.name}]" if outcome.name in ids else ""  # a check has findings of other names, too
+    return f"NOT HELD by {outcome.failed} of {seen}: {law}{name}"
 
 
 def show_examination(answer: Examination, *, stream: TextIO | None = None) -> None:

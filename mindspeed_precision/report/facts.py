@@ -9,6 +9,7 @@ from typing import Any
 
 from mindspeed_precision.align.lanes import describe_layout
 from mindspeed_precision.align.mapping import Mapping as NameMapping
+from mindspeed_precision.counting import count
 from mindspeed_precision.dump.reader import Run
 from mindspeed_precision.errors import PrecisionError
 from mindspeed_precision.records import INIT_STEP, Diagnosis, Side
@@ -16,7 +17,6 @@ from mindspeed_precision.report.answer import Answer, answer_of
 from mindspeed_precision.report.curves import Curves, curves_of
 from mindspeed_precision.report.growth import Growth, growth_of
 from mindspeed_precision.report.operands import Gemm, divergent_gemms
-from mindspeed_precision.report.phrases import count
 from mindspeed_precision.report.training import Training, training_of
 
 

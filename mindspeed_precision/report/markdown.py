@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
+from mindspeed_precision.counting import count
 from mindspeed_precision.records import Finding, Severity, Side, StepScalars
 from mindspeed_precision.report import phrases
 from mindspeed_precision.report.answer import certainty
@@ -97,8 +98,8 @@ def _evidence(finding: Finding) -> Iterator[str]:
     yield from _table(("recomputed as", "differs from the baseline in", "from the candidate in"), rows)
 
 
-def _mismatched(count: int) -> str:
-    return "**no element**" if count == 0 else phrases.count(count, "element")
+def _mismatched(number: int) -> str:
+    return "**no element**" if number == 0 else count(number, "element")
 
 
 def _runs(facts: ReportFacts) -> Iterator[str]:
@@ -126,7 +127,7 @@ def _scalars(rows: Sequence[StepScalars], facts: ReportFacts) -> Iterator[str]:
         cells = [_number(value) for name in known for value in _both(row, name)]
         table.append((str(row.step), *cells, f"{' and '.join(marks)} differs from here" if marks else ""))
     if len(shown) < len(rows):
-        yield f"{len(shown)} of {phrases.count(len(rows), 'step')}:"
+        yield f"{len(shown)} of {count(len(rows), 'step')}:"
         yield ""
     yield from _table(titles, table)
 
@@ -186,9 +187,9 @@ def _training(training: Training | None) -> Iterator[str]:
         yield from _more(len(training.apart) - MOST_ROWS)
 
 
-def _more(count: int) -> Iterator[str]:
-    if count > 0:
-        yield f"and {count} more"
+def _more(left: int) -> Iterator[str]:
+    if left > 0:
+        yield f"and {left} more"
         yield ""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from mindspeed_precision.counting import count
 from mindspeed_precision.records import (
     INIT_STEP,
     NO_MICROBATCH,
@@ -318,11 +319,6 @@ def byte_count(number: int) -> str:
             amount = number / size
             return f"{amount:.1f} {unit}" if amount < 10 else f"{amount:.0f} {unit}"
     return f"{number} B"
-
-
-def count(number: int, noun: str) -> str:
-    """Write a number of things."""
-    return f"{_grouped(number)} {noun}{'' if number == 1 else 's'}"
 
 
 def _grouped(number: float) -> str:

@@ -11,9 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from mindspeed_precision.counting import count
 from mindspeed_precision.errors import ConfigError, DumpError
 from mindspeed_precision.records import INIT_STEP, Diagnosis, Refinement, Side, Verdict
-from mindspeed_precision.report.phrases import byte_count, count
+from mindspeed_precision.report.phrases import byte_count
 
 NAME = "refine.yaml"
 
@@ -127,13 +128,16 @@ def _new_places(diagnosis: Diagnosis) -> tuple[dict[Side, str], Path]:
     A training refuses a run directory that exists.
     """
     runs = {Side.BASELINE: diagnosis.baseline, Side.CANDIDATE: diagnosis.candidate}
-    for number in itertools.count(1):
+
+    def named(number: int) -> tuple[dict[Side, str], Path]:
         name = "refined" if number == 1 else f"refined-{number}"
         again = {side: f"{run.rstrip('/')}-{name}" for side, run in runs.items()}
-        out = Path(again[Side.CANDIDATE]).parent / f"compare-{name}"
-        if not any(os.path.lexists(place) for place in (*again.values(), out)):
-            break
-    return again, out
+        return again, Path(again[Side.CANDIDATE]).parent / f"compare-{name}"
+
+    def taken(again: Mapping[Side, str], out: Path) -> bool:
+        return any(map(os.path.lexists, [*again.values(), str(out)]))
+
+    return next(places for places in map(named, itertools.count(1)) if not taken(*places))
 
 
 def with_second_pass(diagnosis: Diagnosis, path: str | Path) -> Diagnosis:

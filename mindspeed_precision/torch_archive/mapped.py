@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,10 @@ class MappedFile:
         self.path = path
         try:
             with path.open("rb") as file:
+                if not os.fstat(file.fileno()).st_size:
+                    raise CheckpointError(
+                        "the file is empty", where=str(path), remedy="save or copy the checkpoint again"
+                    )
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", "") or str(error)

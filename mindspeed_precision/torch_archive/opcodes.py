@@ -85,6 +85,18 @@ class Made:
     items: list[Any] = field(default_factory=list)
 
 
+def kind_of(value: Any) -> str:
+    """Say what a value of a pickle is, for a message."""
+    if isinstance(value, Made):
+        return f"an object of the class {value.of}"
+    if isinstance(value, Global):
+        return f"the name {value}"
+    if isinstance(value, TensorReference):
+        return f"a tensor {list(value.shape)}"
+    name = type(value).__name__
+    return "nothing" if value is None else f"{'an' if name[0] in 'aeio' else 'a'} {name}"
+
+
 def read_pickle(data: bytes, *, where: str) -> Any:
     """Return what a pickle builds; globals as ``Global`` and ``Made``, tensors as ``TensorReference``.
 
@@ -284,7 +296,7 @@ def _extend(target: Any, values: list[Any]) -> None:
     elif isinstance(target, set):
         target.update(values)
     else:
-        raise TypeError(f"values appended to {type(target).__name__}")
+        raise TypeError(f"values appended to {kind_of(target)}")
 
 
 def _set_items(target: Any, values: list[Any]) -> None:
@@ -293,7 +305,7 @@ def _set_items(target: Any, values: list[Any]) -> None:
     elif isinstance(target, dict):
         target.update(_pairs(values))
     else:
-        raise TypeError(f"items set in {type(target).__name__}")
+        raise TypeError(f"items set in {kind_of(target)}")
 
 
 def _storage(identity: Any) -> Storage:

@@ -237,7 +237,8 @@ def test_signs_of_zero_and_nan_are_differences(against):
 
     _, findings, outcomes = against(change)
     assert outcomes["decoder.final_layernorm.weight"]["metrics"]["nonfinite"] == 1
-    assert "differ by NaN or infinity" in findings["weights.differs"].evidence[0]
+    assert outcomes["decoder.final_layernorm.weight"]["metrics"]["rel_frobenius"] == np.inf
+    assert "1 element differs by NaN or infinity; of the others" in findings["weights.differs"].evidence[0]
 
 
 def test_configuration_is_compared_by_meaning(against):

@@ -45,7 +45,21 @@ def test_nothing_there(tmp_path):
     (tmp_path / "empty").mkdir()
     refused(tmp_path / "empty", "no checkpoint that is known here (found an empty directory")
     (tmp_path / "void.ckpt").touch()
-    refused(tmp_path / "void.ckpt", "cannot read this file")
+    refused(tmp_path / "void.ckpt", "the file is empty")
+
+
+@pytest.mark.torch
+def test_what_is_no_state_dict_is_named_in_words(tmp_path):
+    torch = pytest.importorskip("torch")
+    for number, (value, words) in enumerate(
+        [
+            (torch.ones(3), "no state dict (found a tensor [3])"),
+            ([1], "no state dict (found a list)"),
+            (torch.nn.Linear(2, 2), "found an object of the class torch.nn.modules.linear.Linear"),
+        ]
+    ):
+        torch.save(value, tmp_path / f"{number}.pt")
+        refused(tmp_path / f"{number}.pt", words)
 
 
 def test_an_index_that_leads_out_of_the_directory(huggingface, tmp_path):

@@ -176,7 +176,7 @@ def test_an_unknown_class_is_no_reason_to_fail_and_is_not_imported(tmp_path, ans
 
     torch.save({"model": {"w": torch.ones(2)}, "args": Opaque(), "hook": print}, tmp_path / "odd.pt")
     examination = answer(tmp_path / "odd.pt", tmp_path / "odd.pt")[0]
-    assert examination.headline == "IDENTICAL: all 1 parameters have the same bits."
+    assert examination.headline == "IDENTICAL: 1 parameter has the same bits."
 
 
 class Opaque:

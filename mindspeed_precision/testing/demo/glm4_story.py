@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from mindspeed_precision.counting import count
 from mindspeed_precision.errors import PrecisionError
 from mindspeed_precision.records import Diagnosis, Phase, Verdict
 from mindspeed_precision.report.console import show
-from mindspeed_precision.report.phrases import byte_count, count
+from mindspeed_precision.report.phrases import byte_count
 from mindspeed_precision.testing.demo.glm4 import REMEDY, STEPS, Arithmetic, Glm4, RunSpec, probe
 from mindspeed_precision.testing.demo.launch import SCRIPT, CompletedRun
 from mindspeed_precision.testing.demo.telling import log_table, say, timed
