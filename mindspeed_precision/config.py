@@ -143,6 +143,9 @@ class PatchSettings:
     allow_external: bool
 
 
+REFUSE, CONTINUE = "refuse", "continue"
+"""Values of ``restart``: what happens where the run directory holds a run."""
+
 AUTO = "auto"
 """The unit roundoff of each parameter's dtype."""
 
@@ -197,6 +200,7 @@ class Settings:
     init_from: str
     vocab_size: int
     write_queue_mib: int
+    restart: str
     perturb: PerturbSettings
     reference: str
     remedies: tuple[str, ...]
@@ -283,6 +287,7 @@ class _Schema:
     init_from: str = ""
     vocab_size: int = 0
     write_queue_mib: int = 1024
+    restart: str = REFUSE
     perturb: _Perturb = field(default_factory=_Perturb)
     reference: str = ""
     remedies: list[str] = field(default_factory=list)
@@ -492,6 +497,7 @@ def _freeze(plain: dict[str, Any]) -> Settings:
         init_from=plain["init_from"],
         vocab_size=_count(plain["vocab_size"], where="vocab_size"),
         write_queue_mib=_count(plain["write_queue_mib"], where="write_queue_mib"),
+        restart=_restart(plain["restart"]),
         perturb=_perturb(plain["perturb"]),
         reference=plain["reference"],
         remedies=tuple(plain["remedies"]),
@@ -516,6 +522,14 @@ def _stop_after(step: int | None) -> int | None:
     if step is not None and step < 0:
         raise ConfigError("no step", where="stop_after", found=str(step), expected="a step, from 0")
     return step
+
+
+def _restart(text: str) -> str:
+    if text not in (REFUSE, CONTINUE):
+        raise ConfigError(
+            "no way to restart", where="restart", found=repr(text), expected=f"{REFUSE} or {CONTINUE}"
+        )
+    return text
 
 
 def _count(number: int, where: str) -> int:

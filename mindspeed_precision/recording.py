@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 from mindspeed_precision import capture
@@ -31,8 +32,9 @@ from mindspeed_precision.capture.names import Names, canonical_names
 from mindspeed_precision.capture.optimizer import observe_grad_norm, observe_parameters
 from mindspeed_precision.capture.placement import placements
 from mindspeed_precision.config import Settings
+from mindspeed_precision.dump.attempts import begin_attempt
 from mindspeed_precision.dump.format import SCHEMA
-from mindspeed_precision.dump.writer import RankWriter, create_run, update_manifest
+from mindspeed_precision.dump.writer import RankWriter, update_manifest, write_manifest
 from mindspeed_precision.errors import ConfigError, PrecisionError
 from mindspeed_precision.export.live import LiveExport, open_live
 from mindspeed_precision.live import Shape
@@ -105,7 +107,7 @@ class Recording:
 
         Raises:
             ConfigError: ``settings.ranks`` leaves out every rank, or a layout rule does not fit its schema.
-            DumpError: the run directory exists and is not empty; on every rank alike.
+            DumpError: the run directory exists and is not empty, and this is no restart; on every rank alike.
         """
         backend = capture_backend()
         coordinates = parallel_coordinates(backend)
@@ -119,13 +121,15 @@ class Recording:
         rules = load_layout_rules(settings.patches.search_path)
         manifest: dict[str, Any] = {"patches": audit, "reference": reference}
 
-        def create() -> None:
+        def create() -> Path:
             manifest.update(
                 _manifest(backend, chunks, optimizer, settings, coordinates, label=label, created=created)
             )
-            create_run(settings.out, manifest)
+            directory = begin_attempt(settings.out, settings.restart)
+            write_manifest(directory, manifest)
+            return directory
 
-        _on_first_rank(backend, create)
+        settings = replace(settings, out=_on_first_rank(backend, create))
         names = canonical_names(backend, chunks)
         if coordinates.rank not in settings.ranks:
             return None
@@ -383,16 +387,18 @@ def _manifest(
     }
 
 
-def _on_first_rank(backend: CaptureBackend, create: Callable[[], None]) -> None:
-    """Create the run on rank 0; every rank learns whether it worked before any of them writes a line."""
+def _on_first_rank(backend: CaptureBackend, create: Callable[[], Path]) -> Path:
+    """Create the run on rank 0; every rank learns where, or why not, before any of them writes a line."""
     failure: Exception | None = None
+    created = Path()
     if backend.rank()[0] == 0:
         try:
-            create()
+            created = create()
         except PrecisionError as error:
             failure = error
         except Exception as error:  # noqa: BLE001  the others wait to be told; it may not be picklable
             failure = RuntimeError(f"{type(error).__name__}: {error}")
-    failure = backend.from_first_rank(failure)
+    failure, created = backend.from_first_rank((failure, created))
     if failure is not None:
         raise failure
+    return Path(created)

@@ -24,6 +24,7 @@ from mindspeed_precision.backends.detect import TORCH, capture_backend, loaded_f
 from mindspeed_precision.backends.npu import npu_module
 from mindspeed_precision.capture.containment import Containment, Failure
 from mindspeed_precision.config import Settings, load_settings
+from mindspeed_precision.dump.attempts import end_attempt
 from mindspeed_precision.errors import ConfigError, PatchError, PrecisionError
 from mindspeed_precision.patching.declare import Effect, load_declarations, select, shipped_groups
 from mindspeed_precision.patching.session import PatchAudit, PatchSession
@@ -108,6 +109,8 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         ended_well = error is None or (isinstance(error, SystemExit) and not error.code)
+        if ended_well:
+            end_attempt(self.settings.out)
         if ended_well and self._steps and self._recording is not None and not self._recording.steps_recorded:
             self._say_that_nothing_was_recorded()
         try:

@@ -252,5 +252,6 @@ def digest_of(run: Run) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for rank in sorted(run.ranks):
         digest.update(f"{rank}\n".encode())
-        digest.update((run.ranks[rank].directory / INDEX).read_bytes())
+        for directory in run.ranks[rank].joined or (run.ranks[rank].directory,):
+            digest.update((directory / INDEX).read_bytes())
     return digest.hexdigest()

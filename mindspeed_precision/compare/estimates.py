@@ -31,6 +31,9 @@ squares differ by up to 2 / m, so that an error in two elements can vanish, once
 _SIGMAS = 4.75
 """Standard deviations of a normal distribution with a chance of 1e-6 on each side."""
 
+_SUMS = 1e-14
+"""Rounding of a cosine in float64: sums of 256 products, in whatever order a BLAS takes them."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
@@ -93,7 +96,7 @@ def estimate(baseline: TensorRecord, candidate: TensorRecord) -> Estimate | None
         scale_error=rounding + sampled * residual * other / size,
         residual=residual,
         cosine=cosine,
-        cosine_error=rounding * math.sqrt(opening) + rounding**2 + sampled * (2 + sampled) * opening + 1e-15,
+        cosine_error=rounding * math.sqrt(opening) + rounding**2 + sampled * (2 + sampled) * opening + _SUMS,
     )
 
 

@@ -21,7 +21,7 @@ def require_inside(path: Path, run: Path) -> None:
         DumpError: a link leads out of the run, or it is a pipe or a device; or it cannot be copied from where
             the run lies.
     """
-    bring(path, run)
+    bring(path)
     try:
         real, root = os.path.realpath(path), os.path.realpath(run)
         kind = path.stat().st_mode if os.path.lexists(path) else stat.S_IFREG

@@ -53,25 +53,25 @@ def beside(source: str | Path) -> Path:
     return Path.cwd() if is_url(source) else Path(source).absolute().parent
 
 
-def bring(path: Path, run: Path) -> None:
+def bring(path: Path) -> None:
     """Copy a file of a run that lies elsewhere, if it was left there so far; of any other run do nothing.
 
     Args:
-        path: of the file, inside ``run``.
-        run: the directory that ``local_directory`` returned.
+        path: of the file, inside a directory that ``local_directory`` returned.
 
     Raises:
         DumpError: it cannot be read.
     """
-    if run.parent.parent != copies() or path.exists():
+    if copies() not in path.parents or path.exists():
         return
-    record = _record(run.parent)
+    place, directory, *parts = path.relative_to(copies()).parts
+    record = _record(copies() / place)
     if not record.is_file():
         return
     known = json.loads(record.read_text(encoding="utf-8"))
-    name = path.relative_to(run).as_posix()
+    name = "/".join(parts)
     if name in known["files"]:
-        _Copy(url=known["url"], directory=run).fetch([name])
+        _Copy(url=known["url"], directory=copies() / place / directory).fetch([name])
 
 
 def copies() -> Path:

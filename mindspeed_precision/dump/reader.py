@@ -12,6 +12,7 @@ from typing import Any
 
 from mindspeed_precision.backends.base import HostTensor
 from mindspeed_precision.config import NumberSet
+from mindspeed_precision.dump.attempts import attempt_directories
 from mindspeed_precision.dump.collection import no_collection
 from mindspeed_precision.dump.effective import check_effective
 from mindspeed_precision.dump.format import (
@@ -35,6 +36,7 @@ from mindspeed_precision.dump.format import (
     rank_directory,
 )
 from mindspeed_precision.dump.inside import read_inside, require_inside
+from mindspeed_precision.dump.joining import join
 from mindspeed_precision.dump.manifest import check_manifest
 from mindspeed_precision.dump.object_store import local_directory
 from mindspeed_precision.dump.payload import PayloadFile
@@ -62,6 +64,7 @@ class RankRecords:
         effective: what the rank's objects held before the first step (``groups``, ``tied``, ``modules``);
             empty where that was not recorded.
         unfinished: records of the step in which the rank ended by an error; part of no whole step.
+        joined: where the training was restarted, the directories of its attempts whose steps these are.
     """
 
     directory: Path
@@ -76,6 +79,10 @@ class RankRecords:
     fingerprint: str = FINGERPRINT
     effective: Mapping[str, Any] = field(default_factory=dict)
     unfinished: tuple[TensorRecord, ...] = ()
+    joined: tuple[Path, ...] = ()
+    _origins: Mapping[int, tuple[RankRecords, TensorRecord]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
     _files: dict[str, PayloadFile] = field(default_factory=dict, compare=False, repr=False)
 
     def holds(self, fqn: str) -> bool:
@@ -89,6 +96,9 @@ class RankRecords:
             DumpError: it has none, or its file is absent, truncated, or does not fit the record.
         """
         name = record.payload
+        if record.seq in self._origins:
+            rank, original = self._origins[record.seq]
+            return rank.payload(original)
         if name is None:
             remedy = "record it at level tensor (capture.level or a rule in capture.rules)"
             raise DumpError(
@@ -136,7 +146,7 @@ class Run:
 
 
 def load_run(directory: str | Path) -> Run:
-    """Read a run directory.
+    """Read a run directory, and the restarts in it as one with it.
 
     A crashed run is read up to its last whole step, and ``notes`` say so.
 
@@ -148,6 +158,18 @@ def load_run(directory: str | Path) -> Run:
             content is not what was written.
     """
     path = local_directory(directory)
+    first = _load_attempt(path)
+    restarts = attempt_directories(path)
+    for restart in restarts:
+        require_inside(restart, path)
+    runs = [("", first), *((restart.name, _load_attempt(restart)) for restart in restarts)]
+    if not any(run.ranks for _, run in runs):
+        raise DumpError("no rank of this run wrote anything", where=str(path), expected=rank_directory(0))
+    return join(runs) if restarts else first
+
+
+def _load_attempt(path: Path) -> Run:
+    """Read one attempt, which may have written nothing."""
     manifest = _load_manifest(path)
     ranks: dict[int, RankRecords] = {}
     notes: list[str] = []
@@ -163,9 +185,8 @@ def load_run(directory: str | Path) -> Run:
             )
         ranks[rank] = records
         notes += [f"rank {rank}: {note}" for note in records.notes]
-    if not ranks:
-        raise DumpError("no rank of this run wrote anything", where=str(path), expected=rank_directory(0))
-    notes += _missing_ranks(path, manifest, ranks)
+    if ranks:
+        notes += _missing_ranks(path, manifest, ranks)
     return Run(path=path, manifest=manifest, ranks=ranks, notes=tuple(notes))
 
 

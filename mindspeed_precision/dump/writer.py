@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_precision.backends.base import HostTensor
+from mindspeed_precision.config import REFUSE
+from mindspeed_precision.dump.attempts import begin_attempt, end_attempt
 from mindspeed_precision.dump.background import Background, Immediately, Jobs
 from mindspeed_precision.dump.encode import RecordLine
 from mindspeed_precision.dump.format import (
@@ -50,19 +52,17 @@ def create_run(directory: Path, manifest: Mapping[str, Any]) -> None:
     Raises:
         DumpError: the directory holds something, or cannot be written.
     """
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        occupied = next(directory.iterdir(), None)
-    except OSError as error:
-        raise DumpError(f"cannot make this run directory: {error.strerror}", where=str(directory)) from error
-    if occupied is not None:
-        raise DumpError(
-            "the run directory is not empty, and nothing is overwritten",
-            where=str(directory),
-            found=occupied.name,
-            expected="an empty or new directory",
-            remedy="give another one with --precision-debug-out",
-        )
+    begin_attempt(directory, REFUSE)
+    end_attempt(directory)  # a caller of this function restarts nothing
+    write_manifest(directory, manifest)
+
+
+def write_manifest(directory: Path, manifest: Mapping[str, Any]) -> None:
+    """Write ``run.json`` into the directory of an attempt; its ``schema`` is set here, secrets are taken out.
+
+    Raises:
+        DumpError: it cannot be written.
+    """
     _write_manifest(directory, {**manifest, "schema": SCHEMA})
 
 

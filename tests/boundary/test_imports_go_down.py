@@ -20,6 +20,7 @@ FOUNDATION = {
     "records",
     "errors",
     "config",
+    "foreign_yaml",
     "meanings",
     "progress",
     "redaction",

@@ -27,7 +27,7 @@ OTHER_ORDER = tuple(
     plant(phase=phase, role=role, value=rounded(seed, roundings=0.5))
     for seed, (phase, role) in enumerate((("fprop", "output"), ("dgrad", "grad_input"), ("wgrad", "?grad")))
 )
-SMALL = plant(phase="wgrad", role="wgrad", fqn=LINEAR, step=0, value=scaled(1 + 6 * 2.0**-23))
+SMALL = plant(phase="wgrad", role="wgrad", fqn=LINEAR, step=0, value=scaled(1 + 10 * 2.0**-23))
 NOISE = {"settings": {"perturb": {"epsilon": "auto", "seed": 0, "fqn": "*"}}}
 
 

@@ -141,6 +141,8 @@ def test_words_of_a_command_line():
     assert found[7:] == words[7:]
 
 
+@pytest.mark.torch
+@pytest.mark.megatron
 def test_no_argument_of_megatron_is_taken_for_a_secret(cpu_megatron):
     """Every option that the installed versions have, with a value that could be one."""
     options = set()

@@ -32,7 +32,7 @@ def written(path, numbers, dtype="float32"):
 
 @pytest.mark.parametrize("shape", [(2, 3), (5,), (), (0, 3), (1, 1, 4)])
 def test_what_is_written_is_read(tmp_path, shape):
-    numbers = np.arange(np.prod(shape, dtype=int), dtype=np.float32).reshape(shape) + 0.5
+    numbers = np.arange(np.prod(shape, dtype=int), dtype=np.float32).reshape(shape) + np.float32(0.5)
     file = written(tmp_path / "x.pt", numbers)
     found = Stored(directory=tmp_path, name=file.name, dtype="float32", shape=shape).read()
     assert np.array_equal(to_numbers(found), numbers)

@@ -379,7 +379,7 @@ def test_words(capsys):
         ({"torch": "2.6.0", "torch-npu": "2.7.1"}, {"torch_and_torch_npu"}),
         ({"mindspeed": "0.12.1", "megatron-core": "0.12.1"}, set()),
         ({"mindspeed": "0.12.1", "megatron-core": "0.16.1"}, {"mindspeed_and_megatron"}),
-        ({"mindspore": "2.7.1", "numpy": "2.1.0"}, {"mindspore_and_numpy"}),
+        ({"mindspore": "2.7.1", "numpy": "2.1.0", "pandas": "2.2.2"}, {"mindspore_and_numpy"}),
         ({"mindspore": "2.7.1", "numpy": "1.26.4"}, set()),
         ({"pandas": "2.0.3", "numpy": "2.1.0"}, {"numpy_and_pandas"}),
     ],
