@@ -187,8 +187,8 @@ RELEASE := build/release
 package: $(BIN)/python ## wheel and sdist in dist/, checked and installed in a clean environment
 	@rm -rf dist $(RELEASE)
 	$(PYTHON) -m venv $(RELEASE)/build
-	$(RELEASE)/build/bin/python -m pip --quiet --disable-pip-version-check install build twine
-	$(RELEASE)/build/bin/python -m build --outdir dist .
+	$(RELEASE)/build/bin/python -m pip --quiet --disable-pip-version-check install build twine hatchling
+	$(RELEASE)/build/bin/python -m build --no-isolation --outdir dist .
 	$(RELEASE)/build/bin/python -m twine check --strict dist/*
 	$(PYTHON) -m venv $(RELEASE)/clean
 	for made in dist/*.whl dist/*.tar.gz; do
