@@ -108,9 +108,19 @@ fast: $(VENV)/.dev $(MCORE_TREES) ## tests that take seconds
 matrix: $(VENV)/.dev $(MCORE_TREES) $(MSPROBE)/.ready ## tests that take minutes
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m 'matrix and not long' $(ARGS)
 
+# Beside each other, since each is one process; each one's log is whole.
 mindspore: $(MINDSPORE)/.ready $(NATIVE)/.ready ## tests that need MindSpore, in two environments of its own
-	@$(call mindspore_tests,$(MINDSPORE))
-	$(call mindspore_tests,$(NATIVE))
+	@logs=$$(mktemp -d)
+	trap 'kill $$(jobs -p) 2>/dev/null || true; rm -rf "$$logs"' EXIT
+	echo "the tests of $(MINDSPORE) and of $(NATIVE), beside each other; their logs follow"
+	{ $(call mindspore_tests,$(MINDSPORE)); } > "$$logs/one" 2>&1 & one=$$!
+	{ $(call mindspore_tests,$(NATIVE)); } > "$$logs/two" 2>&1 & two=$$!
+	status=0
+	wait $$one || status=$$?
+	cat "$$logs/one"
+	wait $$two || status=$$?
+	cat "$$logs/two"
+	exit $$status
 
 # MSP_MINDSPEED and MSP_MEGATRON_LM name trees of MindSpeed and of Megatron-LM core_v0.12.1, cloned beside this one.
 mindspeed: $(VENV)/.dev $(MINDSPEED_NEEDS)/.ready ## tests behind real MindSpeed on this CPU; see docs/ascend.md
@@ -183,8 +193,8 @@ RELEASE := build/release
 package: $(BIN)/python ## wheel and sdist in dist/, checked and installed in a clean environment
 	@rm -rf dist $(RELEASE)
 	$(PYTHON) -m venv $(RELEASE)/build
-	$(RELEASE)/build/bin/python -m pip --quiet --disable-pip-version-check install build twine
-	$(RELEASE)/build/bin/python -m build --outdir dist .
+	$(RELEASE)/build/bin/python -m pip --quiet --disable-pip-version-check install build twine hatchling
+	$(RELEASE)/build/bin/python -m build --no-isolation --outdir dist .
 	$(RELEASE)/build/bin/python -m twine check --strict dist/*
 	$(PYTHON) -m venv $(RELEASE)/clean
 	for made in dist/*.whl dist/*.tar.gz; do
