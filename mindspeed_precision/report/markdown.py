@@ -22,6 +22,10 @@ _AT_START = re.compile(r"^([-+=:#]|\d+(?=[.)]))")
 _LINKED = re.compile(r"@\w|#\d|GH-\d|://|www\.", re.IGNORECASE)
 """What GitHub and GitLab make a mention or a link of wherever it stands, but in code."""
 
+_VALUE = r"'[^']*'|[\w.]+=\[[^\]]*\]|[\w./]*[=/\d][^\s;]*[\w\]/}]|\d|[A-Z]+\b|[\w-]+\.yaml\b"
+_COPIED = re.compile(rf"(`[^`]+`|--\w[\w-]*(?: (?:{_VALUE}))?)")
+"""What a reader copies: what stands in backticks, or a flag and its value."""
+
 
 def plain(text: str) -> str:
     """Return a text in which no character means anything to Markdown, on one line."""
@@ -36,6 +40,19 @@ def code(text: str) -> str:
     longest = max((len(run) for run in re.findall(r"`+", line)), default=0)
     fence, space = "`" * (longest + 1), " " if "`" in line else ""
     return f"{fence}{space}{line}{space}{fence}".replace("|", r"\|")
+
+
+def prose(text: str) -> str:
+    """Return a text as ``plain`` does, but what can be copied as code: flags with their value, backticks."""
+    parts = re.split(_COPIED, text)
+    done = [code(part.strip("`")) if number % 2 else _spaced(part) for number, part in enumerate(parts)]
+    return "".join(done).strip()
+
+
+def _spaced(text: str) -> str:
+    """Return ``plain`` of a piece of a text, with the blanks around it."""
+    before, after = (" " if text[:1].isspace() else ""), (" " if text[-1:].isspace() else "")
+    return f"{before}{plain(text)}{after}" if text.strip() else before
 
 
 def report_markdown(facts: ReportFacts) -> str:
@@ -70,24 +87,25 @@ def _answer(facts: ReportFacts) -> Iterator[str]:
     if rows:
         yield from _table(("", ""), rows)
     if answer.cause is not None:
-        yield from _evidence(answer.cause)
+        yield from _evidence(answer.cause, answer.first.inputs if answer.first else "")
     yield from _runs(facts)
 
 
 def _cause(cause: Finding) -> list[tuple[str, str]]:
     rows = [("cause", f"**{plain(cause.title)}** ({plain(certainty(cause))}) {code(cause.id)}")]
     if cause.remedy:
-        rows.append(("remedy", code(cause.remedy)))
+        rows.append(("remedy", prose(cause.remedy)))
     if cause.replay is not None:
         rows.append(("judgement", plain(phrases.judgement(cause.replay))))
     return rows
 
 
-def _evidence(finding: Finding) -> Iterator[str]:
-    yield from (f"- {plain(line)}" for line in finding.evidence[:MOST_LINES])
-    if len(finding.evidence) > MOST_LINES:
-        yield f"- and {len(finding.evidence) - MOST_LINES} more"
-    if finding.evidence:
+def _evidence(finding: Finding, already_said: str) -> Iterator[str]:
+    evidence = [line for line in finding.evidence if line != already_said]
+    yield from (f"- {plain(line)}" for line in evidence[:MOST_LINES])
+    if len(evidence) > MOST_LINES:
+        yield f"- and {len(evidence) - MOST_LINES} more"
+    if evidence:
         yield ""
     if finding.replay is None:
         return
@@ -154,7 +172,7 @@ def _findings(findings: Iterable[Finding]) -> Iterator[str]:
         if len(finding.evidence) > MOST_LINES:
             yield f"  - and {len(finding.evidence) - MOST_LINES} more"
         if finding.remedy:
-            yield f"  - remedy: {plain(finding.remedy)}"
+            yield f"  - remedy: {prose(finding.remedy)}"
     yield ""
 
 

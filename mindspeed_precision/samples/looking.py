@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mindspeed_precision.counting import count
 from mindspeed_precision.errors import ConfigError
 from mindspeed_precision.records import CheckOutcome, Examination
 from mindspeed_precision.samples.as_run import judged
@@ -45,11 +46,6 @@ class Look:
         notes = [note for side in self.sides for note in side.notes]
         if self.answer is not None and not all(side.run for side in self.sides):
             notes.append("a sample counts as a microbatch of step 0")
-        headline = ""
-        if self.answer is None or not self.answer.findings:
-            same = "" if self.answer is None else " The two sides are the same in what was compared."
-            same = "" if self.answer is not None and not self.answer.exercised else same
-            headline = f"{shown} sample{'' if shown == 1 else 's'} of {kinds}.{same}"
         return Examination(
             command="data",
             subjects={
@@ -58,11 +54,27 @@ class Look:
             findings=() if self.answer is None else self.answer.findings,
             outcomes=(self._outcome(shown),),
             notes=tuple(dict.fromkeys(notes)),
-            headline=headline,
+            headline=self._headline(shown, kinds),
             tables={
                 f"sample {at}": tuple(sample_lines(row, self.decoder)) for at, row in enumerate(self.rows)
             },
         )
+
+    def _headline(self, shown: int, kinds: str) -> str:
+        """Return the answer in one sentence; empty where findings give it."""
+        answer = self.answer
+        if answer is not None and answer.findings:
+            return ""
+        compared = 0 if answer is None else answer.exercised
+        if not shown and not compared:
+            return "NO ANSWER: no sample could be shown, and none was compared."
+        if not shown:
+            return (
+                f"The batches of both sides are the same ({count(compared, 'microbatch')}, by fingerprint). "
+                "No sample is shown: their elements were not kept."
+            )
+        same = " The two sides are the same in what was compared." if compared else ""
+        return f"{count(shown, 'sample')} of {kinds}.{same}"
 
     def _outcome(self, shown: int) -> CheckOutcome:
         if self.answer is None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mindspeed_precision.counting import agree
 from mindspeed_precision.samples.sources import TEXT, Sample
 from mindspeed_precision.verify.pair.batches import CONTENT
 
@@ -104,7 +105,9 @@ def _summary(one: NDArray[Any] | None, two: NDArray[Any] | None, where: NDArray[
     if one.size != two.size:
         parts.append(f"{one.size} and {two.size} elements")
     if len(where):
-        parts.append(f"{len(where)} of {min(one.size, two.size)} differ, first at {where[0]}")
+        parts.append(
+            f"{len(where)} of {min(one.size, two.size)} {agree(len(where), 'differ')}, first at {where[0]}"
+        )
     return ", ".join(parts)
 
 

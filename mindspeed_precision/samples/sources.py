@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mindspeed_precision.counting import count as counted
 from mindspeed_precision.dump.object_store import is_url, shown
 from mindspeed_precision.dump.reader import Run, load_run
 from mindspeed_precision.errors import ConfigError, DumpError
@@ -120,13 +121,13 @@ def _from_run(run: Run, path: str, count: int, step: int | None) -> Source:
     }
     notes = list(run.notes)
     if len(kept) < len(batches):
+        lost = f"{len(batches) - len(kept)} of {counted(len(batches), 'batch')}"
         notes.append(
-            f"{path}: the elements of {len(batches) - len(kept)} of {len(batches)} batches were not kept, so "
-            "that their samples cannot be shown; record with "
-            "--precision-debug-set capture.rules=[{phase: batch, level: tensor}]"
+            f"{path}: the elements of {lost} were not kept, so that their samples cannot be shown; record "
+            "with --precision-debug-set capture.rules=[{phase: batch, level: tensor}]"
         )
     samples = islice((one for place, batch in kept.items() for one in _rows(place, batch)), count)
-    return Source(path=path, kind="recorded run", samples=tuple(samples), run=run, notes=tuple(notes))
+    return Source(path=path, kind="a recorded run", samples=tuple(samples), run=run, notes=tuple(notes))
 
 
 def _rows(place: tuple[int, int, int, int, int], batch: Microbatch) -> Iterator[Sample]:
@@ -163,9 +164,9 @@ def _from_indexed(dataset: IndexedDataset, path: str, count: int, seq_length: in
             for number, window in enumerate(islice(dataset.windows(seq_length), count))
         ]
         note = "the stream in the order in which it is stored: a training shuffles documents and samples"
-    about = f"{len(dataset)} sequences of {dataset.dtype.name}"
+    about = f"{counted(len(dataset), 'sequence')} of {dataset.dtype.name}"
     return Source(
-        path=path, kind=f"Megatron data set ({about})", samples=tuple(samples), notes=(f"{path}: {note}",)
+        path=path, kind=f"a Megatron data set ({about})", samples=tuple(samples), notes=(f"{path}: {note}",)
     )
 
 

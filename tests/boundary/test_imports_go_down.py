@@ -20,6 +20,7 @@ FOUNDATION = {
     "records",
     "errors",
     "config",
+    "counting",
     "foreign_yaml",
     "meanings",
     "progress",

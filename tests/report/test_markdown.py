@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mindspeed_precision.report.markdown import code, plain, report_markdown
+from mindspeed_precision.report.markdown import code, plain, prose, report_markdown
 from mindspeed_precision.testing.fake_runs import LINEAR
 
 MarkdownIt = pytest.importorskip(
@@ -55,6 +55,44 @@ def test_a_text_stays_one_paragraph_of_itself(text, written):
     assert {token.type for token in found} <= allowed
     wanted = " ".join(text.replace("\u202e", "\\u202e").split())
     assert read(written(text)).strip() == (wanted if written is plain else wanted.replace("|", "\\|")).strip()
+
+
+REMEDIES = {
+    "candidate: --precision-debug-set remedies=[wgrad_contiguous_operands]": [
+        "--precision-debug-set remedies=[wgrad_contiguous_operands]"
+    ],
+    "to prove it, rerun both with --precision-debug-config 'a b/refine.yaml' and compare": [
+        "--precision-debug-config 'a b/refine.yaml'"
+    ],
+    "look at `patches check`, then at capture.wgrad": ["patches check"],
+    "both alike: --seed, --foo 1.5e-7, a checkpoint": ["--seed", "--foo 1.5e-7"],
+    "pad alike (--make-vocab-size-divisible-by times the size)": ["--make-vocab-size-divisible-by"],
+    "(--precision-debug-set capture.rules=[{phase: wgrad, level: tensor}])": [
+        "--precision-debug-set capture.rules=[{phase: wgrad, level: tensor}]"
+    ],
+    "make the dtypes of both runs equal": [],
+}
+
+
+@pytest.mark.parametrize("text", REMEDIES)
+def test_of_a_remedy_only_what_is_copied_is_code(text):
+    found = tokens(prose(text))
+    assert [token.content for token in found if token.type == "code_inline"] == REMEDIES[text]
+    assert read(prose(text)) == text.replace("`", "")
+
+
+def test_a_hostile_remedy_stays_one_paragraph():
+    allowed = {"paragraph_open", "paragraph_close", "inline", "text", "text_special", "code_inline"}
+    assert {token.type for token in tokens(prose(f"x {TEXT}"))} <= allowed
+    seen = read(prose(TEXT)).replace("`", "").replace("\\|", "|")
+    assert seen == " ".join(TEXT.replace("\u202e", "\\u202e").replace("`", "").split())
+
+
+def test_no_fact_is_said_twice(make_report):
+    report = make_report("diverged")
+    answer = report.facts.answer
+    assert answer.first.inputs in answer.cause.evidence
+    assert report_markdown(report.facts).count(plain(answer.first.inputs)) == 1
 
 
 def test_mentions_and_links_are_code():

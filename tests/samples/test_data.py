@@ -58,7 +58,7 @@ def write_indexed(prefix, rows, code=4, dtype="<i4"):
 def test_a_recorded_run_shows_what_the_model_got(tmp_path):
     run = write_fake_run(tmp_path / "run", **KEPT)
     source = open_source(run, count=3)
-    assert source.kind == "recorded run"
+    assert source.kind == "a recorded run"
     assert [sample.place for sample in source.samples] == [
         "step 0, microbatch 0, data-parallel rank 0",
         "step 0, microbatch 1, data-parallel rank 0",
@@ -86,7 +86,7 @@ def test_an_indexed_data_set_is_read_without_megatron(tmp_path):
     prefix = write_indexed(tmp_path / "text_document", rows)
     source = open_source(prefix, count=5)
     assert [sample.slots["tokens"].tolist() for sample in source.samples] == rows
-    assert source.kind == "Megatron data set (3 sequences of int32)"
+    assert source.kind == "a Megatron data set (3 sequences of int32)"
     by_file = open_source(tmp_path / "text_document.idx", count=1)
     assert by_file.samples[0].slots["tokens"].tolist() == [1, 2, 3]
 
@@ -215,7 +215,7 @@ def test_differences_are_marked_and_decoded(tmp_path, capsys):
     assert "tokens  baseline   … 32 116 104 101 32 [109] 97 116 32 116 111 100 … (28)" in lines
     assert 'tokens             …" the mat today"' in lines
     assert "tokens  candidate  … 32 116 104 101 32 [114] 97 116 32 116 111 100 … (28)" in lines
-    assert "tokens             1 of 28 differ, first at 19" in lines
+    assert "tokens             1 of 28 differs, first at 19" in lines
 
 
 def test_a_side_that_has_fewer_samples_is_said(tmp_path):
@@ -366,3 +366,15 @@ def test_a_step_that_was_not_recorded_is_said(tmp_path):
     run = write_fake_run(tmp_path / "run", plants=[plant()], **KEPT)
     with pytest.raises(DumpError, match="this step was not recorded"):
         open_source(run, count=1, step=7)
+
+
+def test_batches_without_elements_are_compared_and_said_so(tmp_path, capsys):
+    one, two = (str(write_fake_run(tmp_path / name)) for name in ("one", "two"))
+    assert main(["data", one, two]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("The batches of both sides are the same (")
+    assert "No sample is shown: their elements were not kept." in " ".join(said.split())
+    assert main(["data", one]) == 2
+    out, err = capsys.readouterr()
+    assert out.startswith("NO ANSWER: no sample could be shown")
+    assert "no sample whose elements were kept" in err
