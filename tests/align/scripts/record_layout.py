@@ -59,16 +59,22 @@ def barely_scaled_gradient(trainer):
     scaled_gradient(trainer, factor=1.00002)
 
 
-def scaled_dgrad(trainer):
+def scaled_dgrad(trainer, steps=range(100)):
     """What the backward pass sends into one MLP is off by three in a million: far below any fixed bound."""
 
     def scale(_module, _arguments, outputs):
-        outputs[0].register_hook(lambda gradient: gradient * (1 + 3e-6))
+        if trainer.step in steps:
+            outputs[0].register_hook(lambda gradient: gradient * (1 + 3e-6))
 
     for chunk in trainer.model:
         for name, module in chunk.named_modules():
             if name.endswith("decoder.layers.1.mlp"):
                 module.register_forward_hook(scale)
+
+
+def scaled_dgrad_at_step_3(trainer):
+    """The same at one step alone."""
+    scaled_dgrad(trainer, steps=(3,))
 
 
 def unreduced_norm(trainer):
@@ -158,6 +164,7 @@ FAULTS = (
     scaled_gradient,
     barely_scaled_gradient,
     scaled_dgrad,
+    scaled_dgrad_at_step_3,
     unreduced_norm,
     scaled_stage,
     wrong_rows,
