@@ -149,6 +149,14 @@ def scaled_output(trainer):
     on_last_rank(trainer, "decoder.layers.0.mlp.linear_fc1", lambda output: output * 1.001)
 
 
+def scaled_output_of_context(trainer):
+    """The output of a linear is 1.001 times what it should be for the tokens of one context-parallel rank."""
+    from megatron.core import parallel_state
+
+    if parallel_state.get_context_parallel_rank() == 1:
+        on_last_rank(trainer, "decoder.layers.0.mlp.linear_fc1", lambda output: output * 1.001)
+
+
 def rolled_rows(trainer):
     """One rank has the rows (tokens) of its shard of a column-parallel linear's output one place off."""
     on_last_rank(trainer, "decoder.layers.1.mlp.linear_fc1", lambda output: output.roll(1, 0))
@@ -171,6 +179,7 @@ FAULTS = (
     wrong_rows_at_step_3,
     forward_and_rows,
     scaled_output,
+    scaled_output_of_context,
     rolled_rows,
     unreduced_output,
 )
