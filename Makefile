@@ -1,7 +1,7 @@
 # make demo    set up and watch two real training runs diverge, be explained, and agree again; CASE=config … for others
 # make demo-mindspore    the same with MindSpore as the second backend
 # make test    set up, lint, type-check, run every test
-# The rest: lint chromium fast matrix mindspore mindspeed long full-disk kill-matrix fuzz layouts bench framework-free oldest newest clean. `make help` lists them.
+# The rest: lint chromium fast matrix mindspore mindspeed long full-disk kill-matrix fuzz layouts bench memory framework-free oldest newest clean. `make help` lists them.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -68,7 +68,7 @@ export MSP_MINDSPORE_NATIVE_PYTHON ?= $(CURDIR)/$(NATIVE)/bin/python
 # Where the tests of report.html find a browser; empty: none is here.
 CHROMIUM = $(firstword $(MSP_CHROMIUM) $(foreach name,chromium chromium-browser google-chrome google-chrome-stable,$(shell command -v $(name))))
 
-.PHONY: help demo demo-mindspore test chromium lint fast matrix mindspore mindspeed long layouts bench calibration tolerance-figures silentbench silentbench-msprobe silentbench-healthy framework-free oldest newest package sbom clean
+.PHONY: help demo demo-mindspore test chromium lint fast matrix mindspore mindspeed long layouts bench memory calibration tolerance-figures silentbench silentbench-msprobe silentbench-healthy framework-free oldest newest package sbom clean
 
 help:
 	@sed -n 's/^# make/make/p; s/^\([a-z-]*\):.*## /make \1\t/p' Makefile | expand -t 21
@@ -155,6 +155,10 @@ bench: $(VENV)/.dev $(MSPROBE)/.ready $(MCORE)/$(DEMO_MCORE)/megatron/core/packa
 	@export PYTHONPATH="$(CURDIR):$(MSP_MCORE)/$(DEMO_MCORE)$${PYTHONPATH:+:$$PYTHONPATH}"
 	$(BIN)/python -W ignore benchmarks/digest_throughput.py
 	MSP_MSPROBE_PYTHON="$(CURDIR)/$(MSPROBE)/bin/python" $(BIN)/python -W ignore benchmarks/step_overhead.py $(ARGS)
+
+memory: $(VENV)/.dev $(MCORE)/$(DEMO_MCORE)/megatron/core/package_info.py ## resident memory over 200 steps, recorded and bare (some minutes; ARGS="--at 20 100 200")
+	@export PYTHONPATH="$(CURDIR):$(MSP_MCORE)/$(DEMO_MCORE)$${PYTHONPATH:+:$$PYTHONPATH}"
+	$(BIN)/python -W ignore benchmarks/memory.py $(ARGS)
 
 # RUNS keeps what is trained: a second call only measures.
 RUNS ?= build/tolerance-runs

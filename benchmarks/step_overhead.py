@@ -30,6 +30,7 @@ OURS: dict[str, tuple[str, ...]] = {
     "sketch": ("capture.level=sketch",),
     "tensor": ("capture.level=tensor",),
     "tensor, no queue": ("capture.level=tensor", "write_queue_mib=0"),
+    "statistics, no queue": ("write_queue_mib=0",),
 }
 MSPROBE: dict[str, tuple[str, str, str]] = {
     "msprobe L0 statistics": ("L0", "statistics", "statistics"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from mindspeed_precision.compare import (
     compare_pair,
     load_policy,
     make_context,
+    reach_of,
 )
 from mindspeed_precision.dump.reader import Run
 from mindspeed_precision.errors import ConfigError
@@ -52,8 +53,12 @@ def calibration_of(
     *,
     policy: Policy,
     mappings: Sequence[Mapping] = (),
+    start_of: Callable[[int], int],
 ) -> Calibration:
     """Compare the baseline with its perturbed runs.
+
+    Rounding grows from where both runs had one state. So a step of a perturbed run says something of the
+    candidate's where both began alike: with the runs, or with a state that they took from the baseline.
 
     Args:
         baseline: the run to agree with, as it was loaded.
@@ -61,6 +66,7 @@ def calibration_of(
         perturbed: runs of the baseline with perturbed parameters, in any layout.
         policy: whose bounds are calibrated.
         mappings: names and conventions that differ between baseline and candidate.
+        start_of: the last step, up to a given one, that baseline and candidate began with one state.
 
     Raises:
         ConfigError: a run was not perturbed, or moves nothing.
@@ -69,6 +75,7 @@ def calibration_of(
     own = [one for one in mappings if one.side_of(baseline, candidate) is Side.BASELINE]
     one, _ = renamed(baseline, own, Side.BASELINE)
     compared: list[Comparison] = []
+    unlike: set[int] = set()
     for run in perturbed:
         if not run.perturbed:
             raise ConfigError(
@@ -78,7 +85,7 @@ def calibration_of(
                 remedy=_REMEDY,
             )
         two, _ = renamed(run, own, Side.BASELINE)
-        found = _compare(one, two, policy)
+        found, forced = _compare(one, two, policy)
         if not any(c.verdict is not Verdict.IDENTICAL and c.key.step >= 0 for c in found):
             raise ConfigError(
                 "the noise of that run moved no record of a step",
@@ -86,16 +93,24 @@ def calibration_of(
                 found=run.perturbed,
                 remedy=_REMEDY,
             )
-        compared += found
+        starts = reach_of((one, two), forced)
+        for comparison in found:
+            step = comparison.key.step
+            if starts.start_of(step) == start_of(step):
+                compared.append(comparison)
+            else:
+                unlike.add(step)
     said = [f"{Path(run.path).name}: {run.perturbed}" for run in perturbed]
-    return calibrate(said, compared, policy.limits)
+    return calibrate(said, compared, policy.limits, start_of=start_of, unlike=unlike)
 
 
-def _compare(baseline: Run, perturbed: Run, policy: Policy) -> list[Comparison]:
+def _compare(baseline: Run, perturbed: Run, policy: Policy) -> tuple[list[Comparison], frozenset[int]]:
+    """Compare every pair; return with them the steps that both runs began with one state."""
     aligned = align(baseline, perturbed)
     one, two = aligned.baseline, aligned.candidate
-    context = make_context(one, two, aligned.pairs, policy)
-    return [
+    context = make_context(one, two, aligned.pairs, policy, forced=aligned.forced)
+    compared = [
         compare_pair(pair, policy=policy, baseline=one, candidate=two, context=context)
         for pair in aligned.pairs
     ]
+    return compared, aligned.forced

@@ -152,7 +152,7 @@ AUTO = "auto"
 
 @dataclass(frozen=True, kw_only=True)
 class PerturbSettings:
-    """Noise on the initial parameters (``configs/default.yaml``).
+    """Noise on the parameters of a start, or of each state that is taken (``configs/default.yaml``).
 
     Attributes:
         epsilon: its relative size; ``auto``: one rounding of the dtype; empty: none.

@@ -14,10 +14,11 @@ from typing import Any
 
 from mindspeed_precision.align.forced import loaded_states, reference_of
 from mindspeed_precision.align.state import RecordedStates
-from mindspeed_precision.config import NumberSet
+from mindspeed_precision.config import NumberSet, PerturbSettings
 from mindspeed_precision.dump.reader import load_run
 from mindspeed_precision.errors import ConfigError
 from mindspeed_precision.live_state import LiveState
+from mindspeed_precision.perturbation import perturb
 
 
 def start_from(directory: str | Path, chunks: list[Any], optimizer: Any) -> None:
@@ -52,6 +53,8 @@ class TeacherForcing:
         optimizer: the one that the loop steps; or None.
         steps: the steps that this run records.
         first_step: the step with which this run begins.
+        noise: is put on the parameters of every state that was loaded, where it is enabled: such a run shows
+            what rounding does within one step.
 
     Attributes:
         steps: the steps that begin with the reference's state, each with the digest of that state.
@@ -69,12 +72,14 @@ class TeacherForcing:
         *,
         steps: NumberSet,
         first_step: int,
+        noise: PerturbSettings,
     ) -> None:
         self._directory = str(directory)
         self._live = LiveState(chunks, optimizer, setting="reference")
         run = load_run(directory)
         self._states = RecordedStates(run)
         self._loaded: int | None = None
+        self._noise, self._chunks, self._optimizer = noise, chunks, optimizer
         compared = [step for step in self._states.steps if step in steps and step >= first_step]
         if not compared:
             raise ConfigError(
@@ -127,4 +132,6 @@ class TeacherForcing:
         self._live.load_parameters(state)
         if not state.initial:  # of its first step it knows no more: both optimizers begin as they begin
             self._live.load_optimizer(state)
+        if self._noise.enabled:
+            perturb(self._noise, self._chunks, self._optimizer)
         self._loaded = step

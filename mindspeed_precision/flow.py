@@ -9,7 +9,7 @@ from pathlib import Path
 from mindspeed_precision.align import Mapping, align, load_mapping, own_names
 from mindspeed_precision.align.compatible import other_tool
 from mindspeed_precision.calibrating import calibration_of, tolerant
-from mindspeed_precision.compare import Policy, default_policy, load_policy
+from mindspeed_precision.compare import Policy, default_policy, load_policy, reach_of
 from mindspeed_precision.diagnose import (
     First,
     conclude,
@@ -118,7 +118,8 @@ def compare_in_full(
     calibration = None
     if calibrate:
         chosen = tolerant(chosen, asked=policy is not None)
-        calibration = calibration_of(one, two, perturbed, policy=chosen, mappings=maps)
+        start_of = reach_of((one, two), aligned.forced).start_of
+        calibration = calibration_of(one, two, perturbed, policy=chosen, mappings=maps, start_of=start_of)
     facts = gather_facts(
         aligned.baseline,
         aligned.candidate,

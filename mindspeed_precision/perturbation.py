@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mindspeed_precision.backends.base import HostTensor
@@ -14,12 +14,12 @@ from mindspeed_precision.record.placement import canonical_index
 from mindspeed_precision.records import Part, Placement
 
 
-def perturb(settings: PerturbSettings, chunks: list[Any], optimizer: Any) -> None:
+def perturb(settings: PerturbSettings, chunks: Sequence[Any], optimizer: Any) -> None:
     """Put relative noise on the parameters of this rank (``record.noise``); the optimizer's copies follow.
 
-    The noise depends on the canonical name and number of an element, and so not on the layout. Called once,
-    before the first step. A pattern that is of no parameter of any rank moves nothing, which
-    ``compare --calibrate`` says.
+    The noise depends on the canonical name and number of an element, and so not on the layout. Called before
+    the first step, and with ``reference`` before each step that takes a state. A pattern that is of no
+    parameter of any rank moves nothing, which ``compare --calibrate`` says.
 
     Args:
         settings: how much, and on which parameters.

@@ -176,12 +176,12 @@ class Session:
             from mindspeed_precision.equal_start import start_from
 
             start_from(self.settings.init_from, chunks, optimizer)
-        if self.settings.perturb.enabled:
+        if self.settings.reference:
+            self._force(chunks, optimizer)
+        elif self.settings.perturb.enabled:
             from mindspeed_precision.perturbation import perturb
 
             perturb(self.settings.perturb, chunks, optimizer)
-        if self.settings.reference:
-            self._force(chunks, optimizer)
 
     def _record(self, chunks: list[Any], optimizer: Any) -> None:
         from mindspeed_precision.recording import Recording  # imports the framework
@@ -208,7 +208,12 @@ class Session:
 
         first = loaded_step() if self._driven else self._step + 1
         self._forcing = TeacherForcing(
-            self.settings.reference, chunks, optimizer, steps=self.settings.steps, first_step=first
+            self.settings.reference,
+            chunks,
+            optimizer,
+            steps=self.settings.steps,
+            first_step=first,
+            noise=self.settings.perturb,
         )
         self._forcing.before(first)
 

@@ -13,12 +13,20 @@ from dataclasses import replace
 from mindspeed_precision.align.lanes import Experts, Lanes, layout_of
 from mindspeed_precision.align.merging import BEFORE_REDUCTION, Merger
 from mindspeed_precision.align.microbatches import OTHER_BATCHES, Numbering
-from mindspeed_precision.align.shards import Merged, Shard
+from mindspeed_precision.align.places import (
+    Slot,
+    canonical_key,
+    of_module,
+    place_of,
+    placement_of,
+    slot_of,
+    summed,
+)
+from mindspeed_precision.align.shards import Merged, Shard, held_alone
 from mindspeed_precision.dump.reader import RankRecords, Run
-from mindspeed_precision.record.placement import EMBEDDING_GROUP, parameter_of
+from mindspeed_precision.record.placement import CONTEXT_GROUP, parameter_of, summed_over
 from mindspeed_precision.records import (
     NO_MICROBATCH,
-    ParameterDeclaration,
     Part,
     Phase,
     Placement,
@@ -31,17 +39,12 @@ from mindspeed_precision.records import (
     Unplaced,
 )
 
-_OF_MODULES = frozenset({Phase.FPROP, Phase.DGRAD, Phase.WGRAD})
-_NOBODYS = "collective"
-"""Name of collectives that belong to no module (``capture.collectives``); they are counted per rank."""
-
 _OF_BATCH = frozenset({Role.LOSS, Role.BATCH})
+_NO_SEQUENCE = "no layout rule for a sequence that is split over the context-parallel group"
 _OTHER_TOKENS = "not summed yet over the context-parallel group"
 _OTHER_EXPERT_TOKENS = "an expert's tokens come from other ranks"
 _EXPERT = re.compile(r".*\.experts(?:\..*)?")
 """Names of what has the tokens of all ranks over which experts are distributed."""
-_GROUPED = re.compile(r".*\.experts\.weight\d+")
-"""A weight of several experts, which are others on other ranks."""
 
 
 class Groups:
@@ -55,11 +58,16 @@ class Groups:
         experts: Experts,
         spanning: frozenset[str],
         numbering: Numbering | None,
+        sequences: bool = True,
+        ends: Mapping[Slot, int] | None = None,
     ) -> None:
         self._lanes = lanes
         self._experts = experts
         self._spanning = spanning
         self._numbering = numbering
+        self._sequences = sequences
+        self._ends = ends or {}
+        self._passed_on = 0
         self._chunks = bool(layout_of(run)["virtual_pipeline_model_parallel_size"])
         self.members: dict[int, list[int]] = defaultdict(list)
         for number, rank in run.ranks.items():
@@ -118,8 +126,10 @@ class Groups:
         if placement is None:
             self._leave(lane, rank, record, key, f"no layout rule for {name}")
             return
-        own = _summed(placement, key, name) if early else replace(placement, partial="")
-        key = _canonical_key(key, name, placement)
+        own = summed(placement, key, name) if early else replace(placement, partial="")
+        if early and self._contexts_together(where):
+            own = summed_over(own, CONTEXT_GROUP)
+        key = canonical_key(key, name, placement)
         unsummed = self._unsummed(key, name, where) if early else ""
         if unsummed:
             self._leave(lane, rank, record, key, unsummed)
@@ -143,7 +153,7 @@ class Groups:
         """Return why a gradient is not yet the same sum in both runs; empty where it is."""
         if self._other_microbatch() or (self._lanes is Lanes.NONE and key.phase is not Phase.WGRAD):
             return OTHER_BATCHES
-        if self._other_tokens(where):
+        if self._contexts_together(where) and self._numbering is None:
             return _OTHER_TOKENS
         if self._experts is Experts.REDUCED and _EXPERT.fullmatch(name):
             return _OTHER_EXPERT_TOKENS
@@ -153,13 +163,16 @@ class Groups:
         """Tell whether it is not known which microbatch of the other run one of this run's is."""
         return self._lanes is Lanes.NONE and self._numbering is None
 
-    def _other_tokens(self, where: RankCoordinates) -> bool:
-        """Tell whether the other run splits the sequence otherwise."""
+    def _contexts_together(self, where: RankCoordinates) -> bool:
+        """Tell whether the parts of a sequence are put together: the other run splits it otherwise."""
         return self._lanes in (Lanes.NONE, Lanes.BATCHES) and where.cp_size > 1
 
     def _add_activation(self, rank: int, where: RankCoordinates, record: TensorRecord) -> None:
         lane, (key, factor) = self._lanes.of(where), self._numbered(record.key, where)
-        place = _place_of(record, where)
+        if self._between_stages(key, where):
+            self._passed_on += 1
+            return
+        place = place_of(record, where)
         reason = self._unplaced(key, place, where)
         if reason:
             self._leave(lane, rank, record, key, reason)
@@ -170,9 +183,13 @@ class Groups:
             shard = Shard(rank=rank, where=where, record=record, part=part, factor=factor)
             self._activations[lane, key].append(shard)
 
+    def _between_stages(self, key: RecordKey, where: RankCoordinates) -> bool:
+        """Tell whether a part of a module receives it from, or gives it to, the part on another stage."""
+        return where.pp_rank != self._ends.get(slot_of(key), where.pp_rank)
+
     def _unplaced(self, key: RecordKey, place: Placement | Unplaced, where: RankCoordinates) -> str:
         """Return why a module's tensor cannot be compared; empty where it can."""
-        if key.fqn in self._spanning:
+        if key.fqn in self._spanning and slot_of(key) not in self._ends:
             return "no layout rule for what has parts on several stages"
         if self._experts is not Experts.MODULES and _EXPERT.fullmatch(key.fqn):
             return "no layout rule for modules of experts"
@@ -180,8 +197,10 @@ class Groups:
             return ""
         if self._other_microbatch():
             return OTHER_BATCHES
-        if self._other_tokens(where):
-            return "no layout rule for a sequence that is split over the context-parallel group"
+        if where.cp_size > 1 and not self._sequences:
+            return _NO_SEQUENCE
+        if self._contexts_together(where) and self._numbering is None and key.phase is not Phase.FPROP:
+            return _OTHER_TOKENS
         return place.reason if isinstance(place, Unplaced) else ""
 
     def _add_other(
@@ -214,7 +233,7 @@ class Groups:
             return f"no layout rule for {key.role.value} in {key.phase.value}"
         if self._other_microbatch():
             return OTHER_BATCHES
-        return _OTHER_TOKENS if self._other_tokens(where) and key.role is Role.LOSS else ""
+        return _OTHER_TOKENS if self._contexts_together(where) and key.role is Role.LOSS else ""
 
     def _leave(self, lane: int, rank: int, record: TensorRecord, key: RecordKey, reason: str) -> None:
         self.unruled.setdefault(key, reason)
@@ -225,8 +244,10 @@ class Groups:
         found: dict[int, list[Merged]] = defaultdict(list)
         for (lane, key), shards in self._parameters.items():
             found[lane].append(self._merger.merge(key, shards))
+        apart = self._lanes is Lanes.TOKENS  # a lane has its context-parallel rank's tokens alone
         for (lane, key), shards in self._activations.items():
-            found[lane].append(self._merger.merge(key, shards, copies=True))
+            own = held_alone(shards) if apart and shards[0].where.cp_size > 1 else shards
+            found[lane].append(self._merger.merge(key, own, copies=True))
         for (lane, key), held in self._replicated.items():
             self._compare_whole(key, held)
             found[lane].append(self._merger.single(key, held))
@@ -251,40 +272,6 @@ class Groups:
         """Say what was lost by merging."""
         if self._repeated:
             yield f"{self._repeated} records of the {side.value} repeat a key: only the last one is compared"
-
-
-def of_module(key: RecordKey) -> bool:
-    """Tell whether a record is of a module's forward or backward, and not of a collective of nobody's."""
-    return key.phase in _OF_MODULES and key.microbatch != NO_MICROBATCH and key.fqn != _NOBODYS
-
-
-def placement_of(parameter: ParameterDeclaration, where: RankCoordinates) -> Placement | None:
-    """Return where a parameter sits; one that nothing splits is whole also where its run does not say so."""
-    other_experts = where.ep_size > 1 and _GROUPED.fullmatch(parameter.fqn)
-    if parameter.placement is None and where.tp_size == 1 and not other_experts:
-        return Placement(shape=parameter.shape)
-    return parameter.placement
-
-
-def _place_of(record: TensorRecord, where: RankCoordinates) -> Placement | Unplaced:
-    """Return where an activation sits, or why that is not known."""
-    if record.place is not None:
-        return record.place
-    if not where.splits_tensors:
-        return Placement(shape=record.shape)
-    return Unplaced(reason=f"no layout rule for {record.key.role.value} in {record.key.phase.value}")
-
-
-def _summed(placement: Placement, key: RecordKey, name: str) -> Placement:
-    """Return the placement of a gradient before its reduction; dW at a GEMM is of one use of a weight."""
-    alone = placement.partial == EMBEDDING_GROUP and key.fqn != name
-    return replace(placement, partial="") if alone else placement
-
-
-def _canonical_key(key: RecordKey, name: str, placement: Placement) -> RecordKey:
-    """Return the key without what the layout put into it."""
-    if placement.copy_of and key.fqn == name:
-        key = replace(key, fqn=placement.copy_of)
-    if key.role is Role.REDUCED_GRAD and key.slot:
-        key = replace(key, slot="")  # the range of a distributed optimizer
-    return key
+        if self._passed_on:
+            told = "are what a pipeline stage gives to another: not compared"
+            yield f"{self._passed_on} records of the {side.value} {told}"

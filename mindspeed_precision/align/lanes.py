@@ -142,15 +142,19 @@ def common_experts(one: Mapping[str, object], two: Mapping[str, object]) -> Expe
     """Tell what two layouts have alike of an expert.
 
     The ranks that experts are distributed over, and that an expert is split over, follow each other, first
-    within a tensor-parallel group. Where they are one such group an expert has the tokens of one lane.
+    within a tensor-parallel group. Where they are one such group an expert has the tokens of one lane, and of
+    equal sizes it has them in the same order.
     """
     if one["etp_size"] is None or two["etp_size"] is None:
         return Experts.MODULES  # there are none
     spread = [_size(layout, "ep_size") * _size(layout, "etp_size") for layout in (one, two)]
     tensor = [_size(layout, "tp_size") for layout in (one, two)]
     alike = all(one[name] == two[name] for name in ("ep_size", "etp_size"))
+    same_rank = all(one[name] == two[name] for name in ("tp_size", "sequence_parallel", "cp_size"))
     if alike and common_lanes(one, two) is Lanes.ACTIVATIONS and spread[0] >= tensor[0]:
         return Experts.MODULES
+    if alike and same_rank and spread == tensor:
+        return Experts.MODULES  # it takes from its own rank alone
     return Experts.SUMS if spread == tensor else Experts.REDUCED
 
 

@@ -19,12 +19,22 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from mindspeed_precision.align.groups import Groups, of_module, placement_of
-from mindspeed_precision.align.lanes import Experts, Lanes, common_experts, common_lanes, layout_of
+from mindspeed_precision.align.groups import Groups
+from mindspeed_precision.align.lanes import (
+    Experts,
+    Lanes,
+    common_experts,
+    common_lanes,
+    layout_of,
+)
 from mindspeed_precision.align.microbatches import Numbering, common_numbering
+from mindspeed_precision.align.places import Slot, of_module, placement_of, slot_of
+from mindspeed_precision.align.sequences import doubt_of_order, sequences_known
 from mindspeed_precision.align.shards import CanonicalRank, Merged
 from mindspeed_precision.dump.reader import RankRecords, Run
+from mindspeed_precision.record.placement import PARAMETER_ROLES
 from mindspeed_precision.records import (
+    COLLECTIVES,
     ParameterDeclaration,
     RecordKey,
     ReplicasDiffer,
@@ -57,14 +67,38 @@ def canonical_runs(baseline: Run, candidate: Run) -> tuple[Canonical, Canonical]
     """Return two runs of different layouts as canonical ones, over the same lanes."""
     layouts = layout_of(baseline), layout_of(candidate)
     lanes, experts = common_lanes(*layouts), common_experts(*layouts)
-    numberings = common_numbering(baseline, candidate) if lanes is Lanes.NONE else (None, None)
+    apart = lanes in (Lanes.NONE, Lanes.BATCHES)
+    numberings = common_numbering(baseline, candidate) if apart else (None, None)
     spanning = spanning_modules(baseline) | spanning_modules(candidate)
+    sequences = sequences_known(baseline, candidate, apart=apart)
+    chunks = any(layout["virtual_pipeline_model_parallel_size"] for layout in layouts)
     one, two = (
-        canonical(run, side, lanes=lanes, experts=experts, spanning=spanning, numbering=numbering)
+        canonical(
+            *(run, side),
+            ends={} if chunks else ends_of(run, spanning),
+            lanes=lanes,
+            experts=experts,
+            spanning=spanning,
+            numbering=numbering,
+            sequences=sequences,
+        )
         for run, side, numbering in zip((baseline, candidate), Side, numberings, strict=True)
     )
+    if apart and (doubt := doubt_of_order(one.run, two.run)):
+        one, two = _without_activations(one, doubt), _without_activations(two, doubt)
     unplaced = one.unplaced | two.unplaced
     return _without(one, unplaced), _without(two, unplaced)
+
+
+def _without_activations(found: Canonical, reason: str) -> Canonical:
+    """Leave out what modules receive and return; the products that are dW are none of it."""
+    left = {
+        record.key: reason
+        for rank in found.run.ranks.values()
+        for record in rank.records
+        if of_module(record.key) and record.key.role not in PARAMETER_ROLES
+    }
+    return replace(found, unruled={**left, **found.unruled})
 
 
 def _without(found: Canonical, unplaced: frozenset[str]) -> Canonical:
@@ -84,6 +118,8 @@ def canonical(
     experts: Experts = Experts.MODULES,
     spanning: frozenset[str] = frozenset(),
     numbering: Numbering | None = None,
+    sequences: bool = True,
+    ends: Mapping[Slot, int] | None = None,
 ) -> Canonical:
     """Merge the ranks of a run.
 
@@ -94,9 +130,19 @@ def canonical(
         experts: what of an expert is the same in the other run.
         spanning: names of modules that have parts on several pipeline stages, in either run.
         numbering: the number of each microbatch in the whole batch, where both runs have the same one; None:
-            they are not known to.
+            they are not known to. Only asked for where the runs split the batch or the sequence otherwise.
+        sequences: it is known where the parts of a sequence sit.
+        ends: of modules with parts on several stages, which stage's record is the whole module's.
     """
-    groups = Groups(run, lanes=lanes, experts=experts, spanning=spanning, numbering=numbering)
+    groups = Groups(
+        run,
+        lanes=lanes,
+        experts=experts,
+        spanning=spanning,
+        numbering=numbering,
+        sequences=sequences,
+        ends=ends,
+    )
     for number, rank in run.ranks.items():
         groups.add(number, rank)
     merged = groups.merged()
@@ -123,6 +169,26 @@ def spanning_modules(run: Run) -> frozenset[str]:
             if of_module(record.key):
                 stages[record.key.fqn].add(rank.coordinates.pp_rank)
     return frozenset(name for name, found in stages.items() if len(found) > 1)
+
+
+def ends_of(run: Run, spanning: frozenset[str]) -> dict[Slot, int]:
+    """Return which stage has what a whole module receives and returns, of modules with parts on several.
+
+    Its inputs are those of the first stage that is given them (labels come to the last one alone), its
+    outputs those of the last part. Interleaved stages have several parts of one name: of them it is not
+    known.
+    """
+    slots: dict[Slot, list[int]] = defaultdict(list)
+    parts: dict[str, list[int]] = defaultdict(list)
+    for rank in run.ranks.values():
+        stage = rank.coordinates.pp_rank
+        for key in (record.key for record in rank.records):
+            collective = key.slot.partition(".")[0] in COLLECTIVES
+            if key.fqn in spanning and of_module(key) and not collective:
+                slots[slot_of(key)].append(stage)
+                parts[key.fqn].append(stage)
+    inputs = Role.INPUT, Role.GRAD_INPUT
+    return {slot: min(held) if slot[1] in inputs else max(parts[slot[0]]) for slot, held in slots.items()}
 
 
 def _lane(

@@ -6,7 +6,8 @@ where their batches have the same bits, and not on trust.
 
 Each microbatch's loss is divided by the number of microbatches of its rank before it is differentiated, so
 that its gradients are larger by ``n_baseline / n_candidate`` where the candidate has fewer. They are
-multiplied by that before they are compared.
+multiplied by that before they are compared. Over a context-parallel group gradients are averaged as over the
+data-parallel one, while each rank has a part of every sample: their sum is as many times too large.
 """
 
 from __future__ import annotations
@@ -33,18 +34,22 @@ class Numbering:
     """How the microbatches of one run are numbered in the whole batch.
 
     Attributes:
-        gradients: what a gradient of one microbatch is multiplied by, so that it is as the other run's.
+        gradients: what a gradient before the reduction is multiplied by, so that it is as the other run's.
+        renumbered: a microbatch has another number than on its rank.
     """
 
     gradients: float
+    renumbered: bool = True
 
     def key(self, key: RecordKey, where: RankCoordinates) -> RecordKey:
         """Return the key of a record of one microbatch with its number in the whole batch."""
-        return replace(key, microbatch=_in_batch(key, where))
+        return replace(key, microbatch=_in_batch(key, where)) if self.renumbered else key
 
     def factor(self, key: RecordKey) -> float:
         """Return what a record is multiplied by: of a backward pass the factor, else 1."""
-        backward = key.phase is Phase.DGRAD or (key.phase is Phase.WGRAD and key.role is not Role.INPUT)
+        backward = key.phase in (Phase.DGRAD, Phase.ACCUMULATE) or (
+            key.phase is Phase.WGRAD and key.role is not Role.INPUT
+        )
         return self.gradients if backward else 1.0
 
 
@@ -66,13 +71,17 @@ def common_numbering(baseline: Run, candidate: Run) -> tuple[Numbering | None, N
     seen = {key[:2] for key in one}
     if not common or total != other or one != two or len(seen) != total * len(common):
         return None, None
-    return Numbering(gradients=1.0), Numbering(gradients=theirs / mine)
+    contexts = [first_rank(run).coordinates.cp_size for run in (baseline, candidate)]
+    renumbered = first_rank(baseline).coordinates.dp_size != first_rank(candidate).coordinates.dp_size
+    factor = theirs / mine * contexts[0] / contexts[1]
+    return (
+        Numbering(gradients=1.0, renumbered=renumbered),
+        Numbering(gradients=factor, renumbered=renumbered),
+    )
 
 
 def _microbatches(run: Run) -> int | None:
     """Return how many microbatches a rank has in every step, and divides the loss by; None: not known."""
-    if first_rank(run).coordinates.cp_size > 1:
-        return None
     found = {n for rank in run.ranks.values() for step, n in rank.microbatches.items() if step != INIT_STEP}
     averaged = setting(run, "transformer_config", "calculate_per_token_loss") is False
     scaled = (

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mindspeed_precision.backends.base import HostTensor
 from mindspeed_precision.dump.reader import RankRecords, Run
 from mindspeed_precision.record.elements import to_bits, to_numbers
-from mindspeed_precision.record.placement import canonical_index
-from mindspeed_precision.records import Part, RankCoordinates, TensorRecord
+from mindspeed_precision.record.placement import CONTEXT_GROUP, canonical_index, places_of, without_sum
+from mindspeed_precision.records import Part, RankCoordinates, Split, TensorRecord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +123,34 @@ def assemble(run: Run, shards: Sequence[Shard], shape: tuple[int, ...]) -> HostT
     for shard, piece in zip(shards, pieces, strict=True):
         total[canonical_index(shard.part)] += to_numbers(piece).astype(np.float64).reshape(-1) * shard.factor
     return HostTensor(bits=to_bits(total.reshape(shape), dtype), dtype=dtype)
+
+
+def held_alone(shards: Sequence[Shard]) -> list[Shard]:
+    """Return the shards of one context-parallel rank as parts of what it has: its tokens, its terms of sums.
+
+    Of each dimension that is the places which one of the shards has.
+    """
+    held: dict[int, NDArray[np.int64]] = {}
+    for split in (split for shard in shards for split in shard.part.placement.splits):
+        held[split.dim] = np.union1d(held.get(split.dim, np.empty(0, np.int64)), places_of(split))
+    return [replace(shard, part=_within(shard.part, held)) for shard in shards]
+
+
+def _within(part: Part, held: Mapping[int, NDArray[np.int64]]) -> Part:
+    place = part.placement
+    own = {split.dim: split for split in place.splits}
+    shape = tuple(len(held[dim]) if dim in held else size for dim, size in enumerate(place.shape))
+    splits = []
+    for dim, places in sorted(held.items()):
+        mine = places_of(own[dim]) if dim in own else np.arange(place.shape[dim])
+        found = np.searchsorted(places, mine)
+        starts = np.flatnonzero(np.diff(found, prepend=-2) != 1)
+        lengths = np.diff(starts, append=len(found))
+        blocks = zip(found[starts].tolist(), lengths.tolist(), strict=True)
+        splits.append(Split(dim=dim, blocks=tuple(blocks)))
+    whole = all(split.blocks == ((0, shape[split.dim]),) for split in splits)
+    own_sum = without_sum(place, CONTEXT_GROUP)
+    return replace(part, placement=replace(own_sum, shape=shape, splits=() if whole else tuple(splits)))
 
 
 def exact(shard: Shard) -> bool:

@@ -1,8 +1,10 @@
 """Where each activation of this rank sits in the canonical one, by the rule of its module.
 
 Nothing is communicated: a dimension that is split over a group is as many times as long as the group is
-large. A tensor that is not as its rule says is not placed, and so is one without a rule: a missing rule is
-said, a wrong one would be a wrong verdict.
+large. Of a sequence that is split over the context-parallel group a rank has two chunks, as Megatron cuts it
+(``get_batch_on_this_cp_rank``): its own of the first half, and the one as far from the end. A tensor that is
+not as its rule says is not placed, and so is one without a rule: a missing rule is said, a wrong one would be
+a wrong verdict.
 """
 
 from __future__ import annotations
@@ -12,9 +14,9 @@ from typing import Any
 
 from mindspeed_precision.backends.base import PlacingBackend
 from mindspeed_precision.backends.capture_base import CaptureBackend
-from mindspeed_precision.capture.layout_rules import Dimension, Form, LayoutRule
+from mindspeed_precision.capture.layout_rules import KEYS, TOKENS, Dimension, Form, LayoutRule
 from mindspeed_precision.capture.names import Names
-from mindspeed_precision.record.placement import TENSOR_GROUP
+from mindspeed_precision.record.placement import CONTEXT_GROUP, TENSOR_GROUP, joined, summed_over
 from mindspeed_precision.records import (
     COLLECTIVES,
     Phase,
@@ -30,6 +32,9 @@ from mindspeed_precision.records import (
 _OF_MODULES = frozenset({Phase.FPROP, Phase.DGRAD, Phase.WGRAD})
 _OF_GEMM = frozenset({Role.INPUT, Role.GRAD_OUTPUT, Role.WGRAD, Role.BGRAD})
 _COLLECTIVE = Unplaced(reason="no layout rule for what a collective is given and gives back")
+_ZIGZAG = {"context_parallel_algo": "megatron_cp_algo", "cp_attention_mask_type": "causal"}
+"""Settings of MindSpeed under which the sequence is cut as Megatron does; Megatron has none."""
+
 _TIED = {"output_layer": "embedding.word_embeddings"}
 """Modules that may use another one's weight."""
 
@@ -66,6 +71,9 @@ class ActivationPlacer:
         self._parameters = parameters
         config = getattr(names.roots[0], "config", None) if names.roots else None
         self._sequence_parallel = bool(getattr(config, "sequence_parallel", False))
+        self._other_cut = coordinates.cp_size > 1 and any(
+            getattr(config, name, value) != value for name, value in _ZIGZAG.items()
+        )
         self._known: dict[_Kind, Place] = {}
         self._rule_of: dict[str, LayoutRule | None] = {}
 
@@ -102,8 +110,21 @@ class ActivationPlacer:
             return Unplaced(reason=reason)
         if dtype.startswith("complex"):
             return Unplaced(reason=f"no layout rule for {dtype}")
+        if self._coordinates.cp_size > 1 and (reason := self._not_of_context(form)):
+            return Unplaced(reason=f"no layout rule for {what} of {kind} under context parallelism: {reason}")
         placed = self._placed(form, shape, key.fqn)
+        if placed is not None and self._coordinates.cp_size > 1 and _sums_tokens(key, form):
+            placed = summed_over(placed, CONTEXT_GROUP)
         return placed or Unplaced(reason=f"{what} of {kind} is not as its layout rule says ({form.text})")
+
+    def _not_of_context(self, form: Form) -> str:
+        """Say why the rules do not tell how a tensor is split over the context-parallel group; or empty."""
+        if form.dimensions is None:
+            return "its dimensions are not named"
+        if any(dimension.name == KEYS for dimension in form.dimensions):
+            return "keys come in an order of their own"
+        tokens = any(dimension.name in TOKENS for dimension in form.dimensions)
+        return "the sequence is not cut as Megatron does" if tokens and self._other_cut else ""
 
     def _rule(self, fqn: str, module: Any) -> LayoutRule | None:
         if fqn not in self._rule_of:
@@ -134,9 +155,27 @@ class ActivationPlacer:
         if dimension.weight is not None:
             return self._as_weight(fqn, dimension.weight, dim, length)
         size, rank = self._group(dimension.group)
-        if size == 1 or not length:
+        contexts, context = self._contexts(dimension)
+        if size * contexts == 1 or not length:
             return length, None
-        return length * size, Split(dim=dim, blocks=((rank * length, length),))
+        if contexts == 1:
+            return length * size, Split(dim=dim, blocks=((rank * length, length),))
+        if length * size % 2:
+            return None
+        chunk = length * size // 2
+        starts = context * chunk, (2 * contexts - 1 - context) * chunk
+        blocks = [
+            (start + max(first - begin, 0), min(last - begin, chunk) - max(first - begin, 0))
+            for begin, start in zip((0, chunk), starts, strict=True)
+            for first, last in [(rank * length, (rank + 1) * length)]
+            if first < begin + chunk and last > begin
+        ]
+        return length * size * contexts, Split(dim=dim, blocks=joined(blocks))
+
+    def _contexts(self, dimension: Dimension) -> tuple[int, int]:
+        """Return size and rank of the context-parallel group; 1 and 0 for what it does not split."""
+        tokens = dimension.name in TOKENS
+        return (self._coordinates.cp_size, self._coordinates.cp_rank) if tokens else (1, 0)
 
     def _as_weight(self, fqn: str, weight_dim: int, dim: int, length: int) -> tuple[int, Split | None] | None:
         name = f"{fqn}.weight"
@@ -155,6 +194,12 @@ class ActivationPlacer:
         if name == "tp" or (name == "sp" and self._sequence_parallel):
             return self._coordinates.tp_size, self._coordinates.tp_rank
         return 1, 0
+
+
+def _sums_tokens(key: RecordKey, form: Form) -> bool:
+    """Tell whether a tensor is a sum over tokens: a gradient of what has none of their dimensions."""
+    tokens = any(dimension.name in TOKENS for dimension in form.dimensions or ())
+    return not tokens and (key.phase is Phase.DGRAD or key.role in (Role.WGRAD, Role.BGRAD))
 
 
 def _where(key: RecordKey) -> tuple[str, str]:

@@ -1,7 +1,8 @@
 """How the activations of a module are split, as data: ``patches/layouts/*.yaml`` read into frozen rules.
 
 A tensor is written as its dimensions, as one would on paper: ``s/sp b h`` is ``[sequence, batch, hidden]``,
-the first of them split over the tensor-parallel group where sequence parallelism is on.
+the first of them split over the tensor-parallel group where sequence parallelism is on. Dimensions of the
+letters ``TOKENS`` are split over the context-parallel group, too, where there is one.
 ``patches/layouts/megatron.yaml`` says how each is written.
 """
 
@@ -20,6 +21,12 @@ from mindspeed_precision.errors import ConfigError
 GROUPS = ("tp", "sp")
 """What a dimension can be split over: the tensor-parallel group; the same under sequence parallelism."""
 
+TOKENS = ("s", "t")
+"""Letters of dimensions along which tokens lie: of one sequence, or of all samples."""
+
+KEYS = "k"
+"""Letter of the tokens that attention looks at: of the whole sequence, in an order of its own."""
+
 ANY_SLOT = "*"
 ANY_SHAPE = "..."
 _REMEDY = "see patches/README.md"
@@ -32,7 +39,7 @@ class Dimension:
     """One dimension of a tensor.
 
     Attributes:
-        name: what it is, to a reader.
+        name: its letter.
         group: over which group it is split; empty for none.
         weight: as which dimension of the module's weight it is split; None: as none.
     """

@@ -25,7 +25,7 @@ from typing import Any
 from mindspeed_precision.backends.base import PlacingBackend
 from mindspeed_precision.backends.capture_base import CaptureBackend
 from mindspeed_precision.capture.names import Names
-from mindspeed_precision.record.placement import EMBEDDING_GROUP, TENSOR_GROUP
+from mindspeed_precision.record.placement import EMBEDDING_GROUP, TENSOR_GROUP, joined
 from mindspeed_precision.records import Placement, RankCoordinates, Split
 
 _PLAIN = re.compile(
@@ -86,7 +86,7 @@ def _placement(
     held = shape[dim] // stride
     return Placement(
         shape=(*shape[:dim], shape[dim] * size, *shape[dim + 1 :]),
-        splits=(Split(dim=dim, blocks=_joined([((n * size + rank) * held, held) for n in range(stride)])),),
+        splits=(Split(dim=dim, blocks=joined([((n * size + rank) * held, held) for n in range(stride)])),),
         partial=EMBEDDING_GROUP if tied else "",
         copy_of=copy_of,
     )
@@ -101,7 +101,7 @@ def _of_several(
         (start + rank * length, length) for start, length in zip(starts, lengths, strict=True) if length
     ]
     whole = (*shape[:dim], shape[dim] * size, *shape[dim + 1 :])
-    return Placement(shape=whole, splits=(Split(dim=dim, blocks=_joined(blocks)),))
+    return Placement(shape=whole, splits=(Split(dim=dim, blocks=joined(blocks)),))
 
 
 def _grouped(
@@ -115,17 +115,6 @@ def _grouped(
     if shape[dim] % pieces:
         return None
     return _of_several(shape, dim, (shape[dim] // pieces,) * pieces, size, rank)
-
-
-def _joined(blocks: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Join blocks that follow each other."""
-    joined = [blocks[0]]
-    for offset, length in blocks[1:]:
-        if sum(joined[-1]) == offset:
-            joined[-1] = (joined[-1][0], joined[-1][1] + length)
-        else:
-            joined.append((offset, length))
-    return tuple(joined)
 
 
 def _tensor_group(owner: Any, coordinates: RankCoordinates) -> tuple[int, int]:

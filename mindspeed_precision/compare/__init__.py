@@ -13,6 +13,7 @@ from mindspeed_precision.compare.policy import (
     load_policy,
     policy_names,
 )
+from mindspeed_precision.compare.reach import reach_of
 from mindspeed_precision.compare.verdict import compare_pair
 
 __all__ = [
@@ -28,4 +29,5 @@ __all__ = [
     "load_policy",
     "make_context",
     "policy_names",
+    "reach_of",
 ]

@@ -5,21 +5,22 @@ much its records then move is how far this model lets legitimate rounding grow, 
 of the candidate may be off by ``FACTOR`` times that (``docs/tolerance.md``, with figures).
 
 One small distance may be luck. So the reference of a record is the largest distance among its neighbours: the
-same kind of record (phase, role, slot, name without numbers), in the microbatches of this and earlier steps,
-in its own layer and those ``NEIGHBOURS`` beside it; and not below the median of its phase, role and step.
+same kind of record (phase, role, slot, name without numbers), in the microbatches of all steps that are no
+further from a state that both runs had, in its own layer and those ``NEIGHBOURS`` beside it; and not below
+the median of its phase, role and step.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
 from mindspeed_precision.compare.policy import Limit
 from mindspeed_precision.record.elements import UNIT_ROUNDOFF
-from mindspeed_precision.records import Comparison, Pair, Phase, RecordKey, Role, Verdict
+from mindspeed_precision.records import INIT_STEP, Comparison, Pair, Phase, RecordKey, Role, Verdict
 
 FACTOR = 4.0
 """Largest error that is allowed, in units of the reference; the worst of healthy pairs is 1.3."""
@@ -54,6 +55,16 @@ _UPDATES = frozenset({"update_share", "norm_update_share", "sketch_update_least"
 
 The noise is on the parameters themselves, so that their distance is more than what an update adds."""
 
+_OF_NOISE = "noise_update_ratio"
+"""Largest update of an element whose gradient is noise: a matter of luck, up to what the optimizer can do."""
+
+_POWERS_OF_CLIP_FACTOR = {
+    (Phase.CLIP, Role.MAIN_GRAD): 1,
+    (Phase.OPTIMIZER, Role.EXP_AVG): 1,
+    (Phase.OPTIMIZER, Role.EXP_AVG_SQ): 2,
+}
+"""What the clip factor multiplies, and how often."""
+
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
@@ -72,6 +83,11 @@ def _kind(key: RecordKey, metric: str) -> _Kind:
     # the range of a distributed optimizer is no slot
     slot = "" if key.role is Role.REDUCED_GRAD else key.slot
     return _Kind(key.phase, key.role, slot, _NUMBER.sub("*", key.fqn), metric)
+
+
+def _with_the_run(step: int) -> int:
+    """Say that no step but the first began with one state."""
+    return min(step, INIT_STEP)
 
 
 def factor_of(metric: str) -> float:
@@ -93,26 +109,35 @@ class Calibration:
         runs: the perturbed runs, as a person names them.
         samples: largest distance by kind, then step and layer.
         medians: median distance by phase, role, metric and step.
+        start_of: the last step, up to a given one, that baseline and candidate began with one state.
+        unlike: steps that a perturbed run has and began otherwise than the candidate.
     """
 
     runs: tuple[str, ...]
     samples: dict[_Kind, dict[tuple[int, int], float]] = field(default_factory=dict)
     medians: dict[tuple[Phase, Role, str, int], float] = field(default_factory=dict)
+    start_of: Callable[[int], int] = _with_the_run
+    unlike: frozenset[int] = frozenset()
 
     def reference(self, pair: Pair, metric: str) -> float | None:
         """Return the distance that rounding alone gives a record; None where nothing shows it."""
         key = pair.key
         if self.uncovered(pair) or (key.phase, key.role, metric, key.step) not in self.medians:
             return None
+        age = self.age_of(key.step)
         layer, of_kind = layer_of(key.fqn), self.samples.get(_kind(key, metric), {})
         near = [
             value
             for (step, other), value in of_kind.items()
-            if step <= key.step and abs(other - layer) <= NEIGHBOURS and (other < 0) == (layer < 0)
+            if self.age_of(step) <= age and abs(other - layer) <= NEIGHBOURS and (other < 0) == (layer < 0)
         ]
         if not near or not any(step == key.step for step, _ in of_kind):
             return None
         return max(*near, self.medians[key.phase, key.role, metric, key.step])
+
+    def age_of(self, step: int) -> int:
+        """Return how many steps ago both runs had one state: what rounding has grown over."""
+        return step - self.start_of(step)
 
     def uncovered(self, pair: Pair) -> str:
         """Say why a record keeps the policy's bound; empty where it does not for any of these reasons."""
@@ -122,19 +147,27 @@ class Calibration:
         if pair.candidate.numel < FEWEST:
             return f"have fewer than {FEWEST} elements, which may agree by luck"
         if not any(step == key.step for *_, step in self.medians):
+            if key.step in self.unlike:
+                return "are of a step that no perturbed run began as the candidate did"
             return "are of a step that no perturbed run has"
         return ""
 
     def apply(self, pair: Pair, limit: Limit) -> Limit:
         """Return a bound of the policy with the calibrated one in its place, where there is one."""
-        reference = self.reference(pair, limit.metric)
+        reference = None if limit.metric == _OF_NOISE else self.reference(pair, limit.metric)
         if reference is None:
             return limit
         floor = FLOOR * UNIT_ROUNDOFF[pair.candidate.dtype] if limit.metric in _RELATIVE else 0.0
-        maximum = max(factor_of(limit.metric) * reference, floor)
+        clipped = FACTOR * self._of_clip_factor(pair.key) if limit.metric in _RELATIVE else 0.0
+        maximum = max(factor_of(limit.metric) * reference + clipped, floor)
         if limit.metric in _UPDATES and not floor < maximum < limit.maximum:
             return limit
         return replace(limit, maximum=maximum, growth=0.0, source=CALIBRATED)
+
+    def _of_clip_factor(self, key: RecordKey) -> float:
+        """Return how far the clip factor is off: no more than the gradients whose norm it is made of."""
+        powers = _POWERS_OF_CLIP_FACTOR.get((key.phase, key.role), 0)
+        return powers * self.medians.get((Phase.REDUCE, Role.REDUCED_GRAD, "rel_frobenius", key.step), 0.0)
 
     def notes(self, comparisons: Iterable[Comparison]) -> list[str]:
         """Say what the bounds of some comparisons came from, and of which nothing can be told."""
@@ -169,13 +202,22 @@ class Calibration:
         return found is not None and FACTOR * found >= SATURATED
 
 
-def calibrate(runs: Sequence[str], compared: Iterable[Comparison], limits: Sequence[Limit]) -> Calibration:
+def calibrate(
+    runs: Sequence[str],
+    compared: Iterable[Comparison],
+    limits: Sequence[Limit],
+    *,
+    start_of: Callable[[int], int] = _with_the_run,
+    unlike: Iterable[int] = (),
+) -> Calibration:
     """Read how far rounding moved each record.
 
     Args:
         runs: the perturbed runs, as a person names them.
         compared: every comparison of the baseline with a perturbed run, under the policy.
         limits: every bound of that policy: what is measured.
+        start_of: the last step, up to a given one, that baseline and candidate began with one state.
+        unlike: steps of the perturbed runs that say nothing, since they began otherwise.
     """
     metrics = {limit.metric for limit in limits}
     samples: dict[_Kind, dict[tuple[int, int], float]] = defaultdict(dict)
@@ -192,7 +234,13 @@ def calibrate(runs: Sequence[str], compared: Iterable[Comparison], limits: Seque
             of_kind[place] = max(of_kind.get(place, 0.0), value)
             every[key.phase, key.role, metric, key.step].append(value)
     medians = {place: median(values) for place, values in every.items()}
-    return Calibration(runs=tuple(runs), samples=dict(samples), medians=medians)
+    return Calibration(
+        runs=tuple(runs),
+        samples=dict(samples),
+        medians=medians,
+        start_of=start_of,
+        unlike=frozenset(unlike),
+    )
 
 
 def _distance(comparison: Comparison, metric: str) -> float | None:

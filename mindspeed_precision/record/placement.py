@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Container
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,11 @@ from mindspeed_precision.records import Part, Placement, RankCoordinates, Record
 
 TENSOR_GROUP = "the tensor-parallel group"
 EMBEDDING_GROUP = "the pipeline stages that share the embedding"
+CONTEXT_GROUP = "the context-parallel group"
 """The groups over which a tensor may be a partial sum (``Placement.partial``)."""
+
+_AND = " and "
+"""Between the groups of a sum over several."""
 
 PARAMETER_ROLES = frozenset(
     {
@@ -80,6 +85,17 @@ def _joined(
     return starts[heads], np.add.reduceat(lengths, heads) if len(heads) else lengths
 
 
+def joined(blocks: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Join blocks ``(offset, length)`` that follow each other."""
+    joined = [blocks[0]]
+    for offset, length in blocks[1:]:
+        if sum(joined[-1]) == offset:
+            joined[-1] = (joined[-1][0], joined[-1][1] + length)
+        else:
+            joined.append((offset, length))
+    return tuple(joined)
+
+
 def canonical_index(part: Part, start: int = 0, stop: int | None = None) -> NDArray[np.int64]:
     """Return the index in the canonical tensor, in C order, of the elements of a part.
 
@@ -130,13 +146,29 @@ def term_of(placement: Placement, where: RankCoordinates) -> tuple[int, int]:
     """Return which term of a partial sum a rank holds, and how many terms there are.
 
     Raises:
-        KeyError: the group is none that is known here.
+        KeyError: a group is none that is known here.
     """
     terms = {
         TENSOR_GROUP: (where.tp_rank, where.tp_size),
         EMBEDDING_GROUP: (where.pp_rank, 2),  # the first stage and the last one
+        CONTEXT_GROUP: (where.cp_rank, where.cp_size),
     }
-    return terms[placement.partial]
+    term, count = 0, 1
+    for name in placement.partial.split(_AND):
+        rank, size = terms[name]
+        term, count = term * size + rank, count * size
+    return term, count
+
+
+def summed_over(placement: Placement, group: str) -> Placement:
+    """Return the placement of a term of a sum over one group more."""
+    return replace(placement, partial=_AND.join(filter(None, (placement.partial, group))))
+
+
+def without_sum(placement: Placement, group: str) -> Placement:
+    """Return the placement of what is summed over all groups of a sum but one."""
+    groups = [name for name in placement.partial.split(_AND) if name != group]
+    return replace(placement, partial=_AND.join(groups))
 
 
 def of_vocabulary(name: str) -> bool:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from mindspeed_precision.align.groups import placement_of
+from mindspeed_precision.align.places import placement_of
 from mindspeed_precision.record.placement import EMBEDDING_GROUP, TENSOR_GROUP
 from mindspeed_precision.records import Phase, Placement, RankCoordinates, Role, TensorRecord
 from mindspeed_precision.verify.run_facts import RunFacts

@@ -75,17 +75,19 @@ def record(key, whole, place, *, local=None):
     sketch = pack(sketch_values(held, index=index), roundoff=ROUNDOFF)
     digest = Digest(fingerprint=ordered, unordered=unordered, statistics=statistics_of(held), sketch=sketch)
     found = TensorRecord(
-        seq=0, key=key, shape=held.shape, dtype="float32", layout=None, digest=digest, place=place
+        seq=0, key=key, shape=held.shape, dtype=held.dtype.name, layout=None, digest=digest, place=place
     )
-    return found, HostTensor(bits=held.view(np.uint32), dtype="float32")
+    return found, HostTensor(bits=held.view(np.uint32), dtype=held.dtype.name)
 
 
-def write(path, ranks, *, keep=True):
-    """Write one step of a run whose ranks are one tensor-parallel group."""
+def write(path, ranks, *, keep=True, group="tp"):
+    """Write one step of a run whose ranks are one tensor- or context-parallel group."""
     size = len(ranks)
     create_run(path, {"parallel": {"world_size": size}})
     for number, records in enumerate(ranks):
-        where = RankCoordinates(rank=number, world_size=size, tp_rank=number, tp_size=size)
+        where = RankCoordinates(
+            rank=number, world_size=size, **{f"{group}_rank": number, f"{group}_size": size}
+        )
         writer = RankWriter(path, coordinates=where)
         numbered = [replace(one, seq=seq) for seq, (one, _) in enumerate(records)]
         kept = {seq: host for seq, (_, host) in enumerate(records)} if keep else {}
@@ -224,6 +226,77 @@ def test_what_is_not_known_is_said_and_not_compared(tmp_path):
     assert found.unruled[OUTPUT] == "no layout rule for output in fprop"
     assert found.unruled[NEXT].startswith("no layout rule by which both runs have one shape")
     assert found.unruled[lacking] == "not every rank that holds a part of it recorded it"
+
+
+IDS = replace(INPUT, fqn="embedding.word_embeddings")
+
+
+def zigzag(rank, *, said=True):
+    """The chunks of one of two context-parallel ranks; ``said``: its run says where they are."""
+    if not said:
+        return Placement(shape=(4, *SHAPE[1:]))
+    return Placement(shape=SHAPE, splits=(Split(dim=0, blocks=((rank * 2, 2), (6 - rank * 2, 2))),))
+
+
+def context_ranks(whole, ids, *, ids_at=zigzag, said=True):
+    """What two context-parallel ranks record of token ids and of a module's output."""
+    ranks = []
+    for rank in range(2):
+        held = np.ascontiguousarray(cut(whole, zigzag(rank)))
+        where = np.ascontiguousarray(cut(ids, ids_at(rank)))
+        own = zigzag(rank, said=said)
+        ranks.append([record(IDS, None, own, local=where), record(OUTPUT, None, own, local=held)])
+    return ranks
+
+
+def token_ids():
+    return np.arange(np.prod(SHAPE), dtype=np.int32).reshape(SHAPE)
+
+
+def test_the_chunks_of_context_parallel_ranks_become_the_sequence(tmp_path):
+    whole = values(1)
+    one = write(tmp_path / "one", alone((IDS, token_ids()), (OUTPUT, whole)))
+    two = write(tmp_path / "two", context_ranks(whole, token_ids()), group="cp")
+    found = align(one, two)
+    assert (found.unruled, found.replicas) == ({}, ())
+    assert [p.key for p in found.pairs] == [IDS, OUTPUT]
+    assert all(p.baseline.digest.same_bits(p.candidate.digest) for p in found.pairs)
+    elements = found.candidate.ranks[0].payload(found.pairs[1].candidate)
+    assert np.array_equal(elements.bits.view(np.float32), whole)
+    three = write(tmp_path / "three", context_ranks(whole * np.float32(1.001), token_ids()), group="cp")
+    diagnosis = compare_runs(one, three, policy="cross_layout", replay=False)
+    assert [o.key for o in diagnosis.origins] == [OUTPUT]
+
+
+def halves(rank):
+    return Placement(shape=SHAPE, splits=(half(0, rank),))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"ids_at": halves}, "the sequence is not cut as the rules say"),
+        ({"said": False}, "no layout rule for a sequence that is split over the context-parallel group"),
+    ],
+    ids=["cut otherwise", "recorded before there were rules"],
+)
+def test_a_sequence_in_another_order_is_said_and_not_compared(changes, reason, tmp_path):
+    """Token ids are the witness: they would be equal, and are equal in another order."""
+    whole = values(1)
+    one = write(tmp_path / "one", alone((IDS, token_ids()), (OUTPUT, whole)))
+    two = write(tmp_path / "two", context_ranks(whole, token_ids(), **changes), group="cp")
+    found = align(one, two)
+    assert (found.pairs, found.replicas) == ((), ())
+    assert reason in found.unruled[OUTPUT]
+
+
+def test_nothing_vouches_for_the_order_without_token_ids(tmp_path):
+    whole = values(1)
+    one = write(tmp_path / "one", alone((OUTPUT, whole)))
+    ranks = [ranks[1:] for ranks in context_ranks(whole, token_ids())]
+    found = align(one, write(tmp_path / "two", ranks, group="cp"))
+    assert found.pairs == ()
+    assert "no token ids were recorded" in found.unruled[OUTPUT]
 
 
 def test_shards_in_each_others_place_differ(tmp_path):

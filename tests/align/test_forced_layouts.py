@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.megatron, pytest.mark.matrix]
 MODEL = {"hidden": 64, "kv_groups": 2}
 GATED = {**MODEL, "swiglu": True, "rmsnorm": True, "untie": True}
 TARGET = "decoder.layers.1.mlp.linear_fc1.weight"
+QUIET = ("capture.level=tensor", "capture.modules=false", "capture.collectives=false")
 THIN = ("capture.modules=false", "capture.collectives=false")
 STATES = "capture.rules=[{role: '*param', level: tensor}, {role: 'exp_avg*', level: tensor}]"
 
@@ -56,6 +57,29 @@ def test_eight_wrong_rows_at_step_3_are_found_as_at_step_0(record):
     diagnosis = compare_runs(baseline, record(2, plant="wrong_rows_at_step_3", **settings))
     assert {origin.key.step for origin in diagnosis.origins} == {3}
     require_wrong_rows(diagnosis, 3)
+
+
+@pytest.mark.long
+def test_forced_steps_are_calibrated_by_a_forced_run_with_noise(record):
+    """Three in a million in one layer's backward pass, at step 3; a free run with noise does not tell."""
+    baseline = record(1, steps=4, **MODEL)
+    noisy = record(1, steps=4, reference=baseline, more=(*QUIET, "perturb.epsilon=auto"), **MODEL)
+    settings = {"steps": 4, "reference": baseline, "tp": 2, **MODEL}
+    healthy = compare_runs(baseline, record(2, **settings), calibrate=[noisy])
+    require_healthy(healthy, "0-3")
+    for step in range(4):
+        assert sum("calibrated" in c.reason for c in healthy.comparisons if c.key.step == step) > 50
+    candidate = record(2, plant="scaled_dgrad_at_step_3", **settings)
+    assert compare_runs(baseline, candidate).status is Verdict.WITHIN_TOLERANCE
+    diagnosis = compare_runs(baseline, candidate, calibrate=[noisy])
+    assert {origin.key.step for origin in diagnosis.origins} == {3}, render(diagnosis)
+    first = diagnosis.first_divergence
+    assert first.key.fqn.startswith("decoder.layers.1.mlp")
+    assert "calibrated" in first.comparison.reason
+    free = record(1, steps=4, start=baseline, more=(*QUIET, "perturb.epsilon=auto"), **MODEL)
+    by_free = compare_runs(baseline, candidate, calibrate=[free])
+    assert by_free.status is Verdict.WITHIN_TOLERANCE
+    assert any("no perturbed run began as the candidate did" in note for note in by_free.notes)
 
 
 @pytest.mark.long

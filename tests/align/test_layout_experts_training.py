@@ -13,7 +13,8 @@ from mindspeed_precision.report.console import render
 pytestmark = [pytest.mark.torch, pytest.mark.megatron, pytest.mark.matrix]
 
 MODEL = {"hidden": 64, "kv_groups": 2}
-MIXTURE = {**MODEL, "experts": 4, "swiglu": True, "rmsnorm": True, "untie": True}
+GATED = {**MODEL, "swiglu": True, "rmsnorm": True, "untie": True}
+MIXTURE = {**GATED, "experts": 4}
 EXPERT = "decoder.layers.0.mlp.experts.local_experts.0.linear_fc1.weight"
 ELSEWHERE = "an expert's tokens come from other ranks"
 CONTEXT = "not summed yet over the context-parallel group"
@@ -59,11 +60,78 @@ def test_context_parallelism(record):
     baseline = record(1, microbatches=4, **MIXTURE)
     diagnosis = compare_runs(baseline, record(2, start=baseline, cp=2, microbatches=4, **MIXTURE))
     require_healthy(diagnosis)
-    assert not names(diagnosis, (Phase.WGRAD, Role.WGRAD))
-    assert noted(diagnosis, CONTEXT)
+    wgrads = names(diagnosis, (Phase.WGRAD, Role.WGRAD))
+    assert {"decoder.layers.0.mlp.router.weight", "output_layer.weight", EXPERT} <= wgrads
+    assert noted(diagnosis, CONTEXT)  # the losses
     batches = [c for c in diagnosis.comparisons if c.key.role is Role.BATCH]
     assert batches
     assert {c.verdict for c in batches} == {Verdict.IDENTICAL}
+
+
+WHOLE = ("capture.level=tensor", "capture.collectives=false")
+
+
+def shown(diagnosis, phases=(Phase.FPROP, Phase.DGRAD, Phase.WGRAD)):
+    """Return what modules received and returned, and the products that are dW, as far as it was compared."""
+    return {(c.key.phase, c.key.fqn, c.key.role) for c in diagnosis.comparisons if c.key.phase in phases}
+
+
+def test_context_parallelism_of_every_module(record):
+    """The chunks of a sequence are put together, gradients of its parts summed. Then a fault in one rank."""
+    baseline = record(1, more=WHOLE, **MODEL)
+    diagnosis = compare_runs(baseline, record(2, more=WHOLE, start=baseline, cp=2, **MODEL))
+    require_healthy(diagnosis)
+    found = shown(diagnosis)
+    for layer in (0, 1):
+        name = f"decoder.layers.{layer}"
+        for module in (
+            "mlp",
+            "mlp.linear_fc1",
+            "self_attention",
+            "self_attention.linear_qkv",
+            "input_layernorm",
+        ):
+            assert (Phase.FPROP, f"{name}.{module}", Role.OUTPUT) in found
+            assert (Phase.DGRAD, f"{name}.{module}", Role.GRAD_OUTPUT) in found
+        assert (Phase.FPROP, f"{name}.self_attention.core_attention", Role.OUTPUT) in found
+        assert (Phase.WGRAD, f"{name}.mlp.linear_fc1", Role.WGRAD) in found
+    assert (Phase.WGRAD, "output_layer", Role.WGRAD) in found
+    assert any("keys come in an order of their own" in note for note in diagnosis.notes)
+    faulty = record(2, more=WHOLE, start=baseline, plant="scaled_output_of_context", cp=2, **MODEL)
+    origins = [o for o in compare_runs(baseline, faulty).origins if o.key.step == 0]
+    assert {(o.key.phase, o.key.fqn, o.key.role) for o in origins} == {
+        (Phase.FPROP, "decoder.layers.0.mlp.linear_fc1", Role.OUTPUT)
+    }
+
+
+@pytest.mark.long
+def test_context_parallelism_with_others(record):
+    """Equal parts of a sequence under another tensor-parallel size; and each against one process."""
+    start = record(1, microbatches=4, more=WHOLE, **GATED)
+    context = record(2, start=start, cp=2, microbatches=4, more=WHOLE, **GATED)
+    split = {"cp": 2, "tp": 2, "sequence_parallel": True}
+    both = record(4, start=start, microbatches=4, more=WHOLE, **split, **GATED)
+    batch = record(4, start=start, cp=2, microbatches=2, more=WHOLE, **GATED)
+    for pair in ((context, both), (start, both), (start, batch), (context, batch)):
+        diagnosis = compare_runs(*pair)
+        require_healthy(diagnosis)
+        found = shown(diagnosis)
+        assert (Phase.FPROP, "decoder.layers.1.mlp", Role.OUTPUT) in found, diagnosis.notes
+        assert (Phase.DGRAD, "decoder.layers.1.mlp", Role.GRAD_INPUT) in found
+        assert (Phase.WGRAD, "decoder.layers.1.mlp.linear_fc1.weight", Role.WGRAD) in found
+
+
+def test_modules_of_experts_that_take_from_their_own_rank(record):
+    """Data parallelism alone gives an expert the tokens of a microbatch in the order that one rank has."""
+    more = ("capture.level=statistics", "capture.collectives=false")
+    start = record(1, microbatches=4, **MIXTURE)
+    one = record(1, start=start, microbatches=4, more=more, **MIXTURE)
+    diagnosis = compare_runs(one, record(2, start=start, microbatches=2, more=more, **MIXTURE))
+    require_healthy(diagnosis)
+    expert = EXPERT.removesuffix(".weight")
+    assert {(Phase.FPROP, expert, Role.OUTPUT), (Phase.DGRAD, expert, Role.GRAD_OUTPUT)} <= shown(diagnosis)
+    first = {c.verdict for c in diagnosis.comparisons if c.key.phase is Phase.FPROP and c.key.step == 0}
+    assert first == {Verdict.IDENTICAL}
 
 
 @pytest.mark.long

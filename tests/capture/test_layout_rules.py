@@ -11,7 +11,7 @@ from mindspeed_precision.capture.activations import ActivationPlacer
 from mindspeed_precision.capture.layout_rules import load_file, load_layout_rules
 from mindspeed_precision.capture.names import Names
 from mindspeed_precision.errors import ConfigError
-from mindspeed_precision.record.placement import TENSOR_GROUP
+from mindspeed_precision.record.placement import CONTEXT_GROUP, TENSOR_GROUP
 from mindspeed_precision.records import Phase, Placement, RankCoordinates, RecordKey, Role, Split, Unplaced
 
 GOOD = """
@@ -135,9 +135,12 @@ class Backend:
 WEIGHT = Placement(shape=(12, 5), splits=(Split(dim=0, blocks=((3, 3), (9, 3))),))
 
 
-def placer(module, *, tp=2, sp=False, parameters=None, backend=None, rules=None, **sizes):
+def placer(module, *, tp=2, sp=False, parameters=None, backend=None, rules=None, config=None, **sizes):
     names = Names(
-        roots=(Root(Config(sequence_parallel=sp)),), modules=(("m.fc", module),), parameters=(), aliases={}
+        roots=(Root(config or Config(sequence_parallel=sp)),),
+        modules=(("m.fc", module),),
+        parameters=(),
+        aliases={},
     )
     return ActivationPlacer(
         backend=backend or Backend(),
@@ -166,6 +169,82 @@ def test_a_column_parallel_linear_is_split_as_its_weight_is():
 def test_sequence_parallelism_splits_the_tokens():
     shared = placer(ColumnParallelLinear(), sp=True).place(key(Role.INPUT), (4, 2, 5), "float32")
     assert shared == Placement(shape=(8, 2, 5), splits=(Split(dim=0, blocks=((4, 4),)),))
+
+
+def split(dim, *blocks):
+    return (Split(dim=dim, blocks=blocks),)
+
+
+@pytest.mark.parametrize(
+    ("rank", "size", "blocks"),
+    [
+        (0, 2, ((0, 2), (6, 2))),
+        (1, 2, ((2, 4),)),  # its two chunks follow each other
+        (1, 3, ((2, 2), (8, 2))),
+    ],
+)
+def test_context_parallelism_gives_a_rank_two_chunks_of_the_tokens(rank, size, blocks):
+    """As ``get_batch_on_this_cp_rank`` of megatron.core.utils cuts: one of each half."""
+    placed = placer(ColumnParallelLinear(gather_output=True), tp=1, cp_rank=rank, cp_size=size)
+    tokens = Placement(shape=(4 * size, 2, 5), splits=split(0, *blocks))
+    assert placed.place(key(Role.INPUT), (4, 2, 5), "float32") == tokens
+    # the tokens of all samples, in the operand of dW: sequence first
+    rows = Placement(shape=(8 * size, 5), splits=split(0, *((2 * first, 2 * held) for first, held in blocks)))
+    assert placed.place(key(Role.INPUT, "", Phase.WGRAD), (8, 5), "float32") == rows
+
+
+def test_sequence_parallelism_splits_what_context_parallelism_leaves():
+    """The tensor-parallel rank 1 has the second half of its context-parallel rank's two chunks."""
+    placed = placer(ColumnParallelLinear(), sp=True, cp_size=2)
+    assert placed.place(key(Role.INPUT), (2, 2, 5), "float32") == Placement(
+        shape=(8, 2, 5), splits=split(0, (6, 2))
+    )
+    other = placer(ColumnParallelLinear(), sp=True, cp_size=2)
+    assert other.place(key(Role.INPUT), (4, 2, 5), "float32").splits == split(0, (12, 4))
+
+
+def test_what_has_no_tokens_is_a_sum_over_the_parts_of_a_sequence():
+    placed = placer(
+        ColumnParallelLinear(gather_output=True),
+        tp=1,
+        cp_size=2,
+        parameters={"m.fc.weight": Placement(shape=(12, 5))},
+    )
+    assert placed.place(key(Role.WGRAD, "", Phase.WGRAD), (12, 5), "float32").partial == CONTEXT_GROUP
+    assert placed.place(key(Role.GRAD_OUTPUT, "1", Phase.DGRAD), (12,), "float32").partial == CONTEXT_GROUP
+    assert placed.place(key(Role.OUTPUT, "1"), (12,), "float32").partial == ""
+    assert placed.place(key(Role.OUTPUT), (4, 2, 12), "float32").partial == ""
+
+
+class FusedScaleMaskSoftmax:
+    """Named as Megatron's is."""
+
+
+def test_what_context_parallelism_orders_otherwise_is_not_placed():
+    scores = placer(FusedScaleMaskSoftmax(), cp_size=2)
+    found = scores.place(key(Role.OUTPUT), (2, 4, 4, 8), "float32")
+    assert "under context parallelism: keys come in an order of their own" in found.reason
+    assert isinstance(
+        placer(FusedScaleMaskSoftmax()).place(key(Role.OUTPUT), (2, 4, 4, 8), "float32"), Placement
+    )
+    mask = scores.place(key(Role.INPUT, "1"), (1, 1, 4, 8), "bool")
+    assert "its dimensions are not named" in mask.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("context_parallel_algo", "ulysses_cp_algo"), ("cp_attention_mask_type", "general")],
+)
+def test_a_sequence_that_mindspeed_cuts_otherwise_is_not_placed(name, value):
+    config = Config()
+    setattr(config, name, value)
+    found = placer(ColumnParallelLinear(), config=config, cp_size=2).place(
+        key(Role.INPUT), (4, 2, 5), "float32"
+    )
+    assert "the sequence is not cut as Megatron does" in found.reason
+    assert isinstance(
+        placer(ColumnParallelLinear(), config=config).place(key(Role.INPUT), (4, 2, 5), "float32"), Placement
+    )
 
 
 def test_an_output_that_is_gathered_is_whole():

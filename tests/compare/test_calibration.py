@@ -13,6 +13,7 @@ from mindspeed_precision.align import align
 from mindspeed_precision.compare import Calibration, calibrate, load_policy
 from mindspeed_precision.compare.calibration import FACTOR, FEWEST, FLOOR
 from mindspeed_precision.compare.policy import Limit
+from mindspeed_precision.compare.reach import Reach
 from mindspeed_precision.dump.reader import load_run
 from mindspeed_precision.errors import ConfigError
 from mindspeed_precision.flow import compare_runs
@@ -28,6 +29,7 @@ OTHER_ORDER = tuple(
     for seed, (phase, role) in enumerate((("fprop", "output"), ("dgrad", "grad_input"), ("wgrad", "?grad")))
 )
 SMALL = plant(phase="wgrad", role="wgrad", fqn=LINEAR, step=0, value=scaled(1 + 10 * 2.0**-23))
+"""Between the calibrated bound, 4e-7 to 8e-7 by the machine's matrix library, and the policy's of 1.6e-6."""
 NOISE = {"settings": {"perturb": {"epsilon": "auto", "seed": 0, "fqn": "*"}}}
 
 
@@ -188,6 +190,13 @@ def test_updates_are_only_bounded_more_tightly(pairs):
         assert bound.maximum == pytest.approx(maximum)
 
 
+def test_an_element_whose_gradient_is_noise_keeps_its_bound(pairs):
+    """How far one moved in the perturbed run is luck: Adam moves it by up to the learning rate."""
+    limit = Limit(metric="noise_update_ratio", maximum=1.1)
+    compared = [Comparison(pair=pairs[0], verdict=Verdict.DIVERGED, metrics={limit.metric: 1e-3}, reason="")]
+    assert calibrate(["noisy"], compared, [limit]).apply(pairs[0], limit) == limit
+
+
 def test_every_bound_of_the_policies_is_of_a_known_kind():
     metrics = {
         limit.metric for name in ("cross_layout", "cross_framework") for limit in load_policy(name).limits
@@ -195,3 +204,46 @@ def test_every_bound_of_the_policies_is_of_a_known_kind():
     relative = {"rel_frobenius", "max_ratio", "worst_rows_ratio", "norm_change", "extreme_change"}
     updates = {"update_share", "norm_update_share", "sketch_update_least"}
     assert metrics == relative | updates | {"noise_update_ratio"}
+
+
+@pytest.mark.parametrize(("forced", "reference"), [((), 3e-6), ((2,), 2e-6), ((1, 2), 3e-6)])
+def test_a_step_that_takes_a_state_is_measured_from_there(forced, reference, pairs):
+    """What a step is measured by are steps that are no further from a state that both runs had."""
+    steps = [at_step(pairs[0], step) for step in range(3)]
+    compared = [
+        Comparison(pair=pair, verdict=Verdict.DIVERGED, metrics={METRIC: size}, reason="noise")
+        for pair, size in zip(steps, (1e-6, 3e-6, 2e-6), strict=True)
+    ]
+    reach = Reach(rates={}, first=0, rate=0.0, amplification=1.0, note="", forced=frozenset(forced))
+    found = calibrate(["noisy"], compared, [LIMIT], start_of=reach.start_of)
+    assert found.reference(steps[2], METRIC) == reference
+    left = calibrate(["noisy"], compared[:2], [LIMIT], start_of=reach.start_of, unlike={2})
+    assert left.apply(steps[2], LIMIT) == LIMIT
+    assert "no perturbed run began as the candidate did" in left.uncovered(steps[2])
+
+
+def test_what_the_clip_factor_multiplies_may_be_off_by_it(pairs):
+    """The norm of all gradients is off by luck more in one run than in another, and all of them with it."""
+    key = replace(pairs[0].baseline.key, phase=Phase.REDUCE, role=Role.REDUCED_GRAD)
+    compared = [measured_at(pairs[0], key, 1e-6)]
+    bounds = []
+    for phase, role in (
+        (Phase.REDUCE, Role.REDUCED_GRAD),
+        (Phase.CLIP, Role.MAIN_GRAD),
+        (Phase.OPTIMIZER, Role.EXP_AVG_SQ),
+    ):
+        own = measured_at(pairs[0], replace(key, phase=phase, role=role), 1e-6)
+        found = calibrate(["noisy"], [*compared, own], [LIMIT])
+        bounds.append(found.apply(own.pair, LIMIT).maximum)
+    assert bounds == pytest.approx([4e-6, 8e-6, 12e-6])
+
+
+def measured_at(pair, key, size):
+    one, two = (replace(side, key=key) for side in (pair.baseline, pair.candidate))
+    pair = replace(pair, baseline=one, candidate=two)
+    return Comparison(pair=pair, verdict=Verdict.DIVERGED, metrics={METRIC: size}, reason="noise")
+
+
+def at_step(pair, step):
+    one, two = (replace(side, key=replace(side.key, step=step)) for side in (pair.baseline, pair.candidate))
+    return replace(pair, baseline=one, candidate=two)

@@ -59,16 +59,22 @@ def barely_scaled_gradient(trainer):
     scaled_gradient(trainer, factor=1.00002)
 
 
-def scaled_dgrad(trainer):
+def scaled_dgrad(trainer, steps=range(100)):
     """What the backward pass sends into one MLP is off by three in a million: far below any fixed bound."""
 
     def scale(_module, _arguments, outputs):
-        outputs[0].register_hook(lambda gradient: gradient * (1 + 3e-6))
+        if trainer.step in steps:
+            outputs[0].register_hook(lambda gradient: gradient * (1 + 3e-6))
 
     for chunk in trainer.model:
         for name, module in chunk.named_modules():
             if name.endswith("decoder.layers.1.mlp"):
                 module.register_forward_hook(scale)
+
+
+def scaled_dgrad_at_step_3(trainer):
+    """The same at one step alone."""
+    scaled_dgrad(trainer, steps=(3,))
 
 
 def unreduced_norm(trainer):
@@ -143,6 +149,14 @@ def scaled_output(trainer):
     on_last_rank(trainer, "decoder.layers.0.mlp.linear_fc1", lambda output: output * 1.001)
 
 
+def scaled_output_of_context(trainer):
+    """The output of a linear is 1.001 times what it should be for the tokens of one context-parallel rank."""
+    from megatron.core import parallel_state
+
+    if parallel_state.get_context_parallel_rank() == 1:
+        on_last_rank(trainer, "decoder.layers.0.mlp.linear_fc1", lambda output: output * 1.001)
+
+
 def rolled_rows(trainer):
     """One rank has the rows (tokens) of its shard of a column-parallel linear's output one place off."""
     on_last_rank(trainer, "decoder.layers.1.mlp.linear_fc1", lambda output: output.roll(1, 0))
@@ -158,12 +172,14 @@ FAULTS = (
     scaled_gradient,
     barely_scaled_gradient,
     scaled_dgrad,
+    scaled_dgrad_at_step_3,
     unreduced_norm,
     scaled_stage,
     wrong_rows,
     wrong_rows_at_step_3,
     forward_and_rows,
     scaled_output,
+    scaled_output_of_context,
     rolled_rows,
     unreduced_output,
 )
