@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -226,11 +227,14 @@ def _missing_ranks(path: Path, manifest: dict[str, Any], ranks: dict[int, RankRe
         size = next(iter(ranks.values())).coordinates.world_size
     wanted = settings.get("ranks", "") if isinstance(settings, dict) else ""
     recorded = NumberSet.parse(str(wanted), where=f"{path / MANIFEST}: settings.ranks")
-    missing = [rank for rank in range(size) if rank in recorded and rank not in ranks]
-    if not missing:
+    wanted_ranges = recorded.below(size)  # never a list: a damaged file may speak of any number of ranks
+    number = sum(some.stop - some.start for some in wanted_ranges)
+    number -= sum(rank < size and rank in recorded for rank in ranks)
+    if not number:
         return []
-    names = ", ".join(map(str, missing[:8])) + (" …" if len(missing) > 8 else "")
-    return [f"no records of {len(missing)} of {size} ranks: {names}"]
+    missing = islice((rank for some in wanted_ranges for rank in some if rank not in ranks), 8)
+    names = ", ".join(map(str, missing)) + (" …" if number > 8 else "")
+    return [f"no records of {number} of {size} ranks: {names}"]
 
 
 @dataclass
