@@ -56,6 +56,15 @@ class NumberSet:
     def __contains__(self, number: int) -> bool:
         return not self.ranges or any(low <= number <= high for low, high in self.ranges)
 
+    def below(self, size: int) -> list[range]:
+        """Return the numbers of ``0 … size - 1`` in the set: disjoint ranges, ascending."""
+        found: list[range] = []
+        for low, high in sorted(self.ranges or ((0, size - 1),)):
+            start = max(low, found[-1].stop if found else 0)
+            if start < min(high + 1, size):
+                found.append(range(start, min(high + 1, size)))
+        return found
+
 
 @dataclass(frozen=True, kw_only=True)
 class CaptureRule:

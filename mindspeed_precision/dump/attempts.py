@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 
 from mindspeed_precision.config import CONTINUE
-from mindspeed_precision.dump.format import MANIFEST
+from mindspeed_precision.dump.format import MANIFEST, rank_directory
 from mindspeed_precision.dump.inside import read_inside
 from mindspeed_precision.dump.strict_json import load_object
 from mindspeed_precision.errors import DumpError
@@ -26,9 +26,17 @@ _begun: set[Path] = set()
 
 
 def attempt_directories(run: Path) -> list[Path]:
-    """Return the directories of a run's restarts, in their order."""
-    found = ((_NAME.fullmatch(entry.name), entry) for entry in run.iterdir() if entry.is_dir())
-    return [entry for _, entry in sorted((int(match.group(1)), entry) for match, entry in found if match)]
+    """Return the directories of a run's restarts, in order; those too that a stale listing does not show."""
+    matches = (_NAME.fullmatch(entry.name) for entry in run.iterdir() if entry.is_dir())
+    numbers = {int(match.group(1)) for match in matches if match}
+    behind = 1 + max(numbers, default=0)
+    while (run / _name(behind)).is_dir():
+        behind += 1
+    return [run / _name(number) for number in range(1, behind) if (run / _name(number)).is_dir()]
+
+
+def _name(number: int) -> str:
+    return f"restart{number:02d}"
 
 
 def begin_attempt(run: Path, restart: str) -> Path:
@@ -45,13 +53,14 @@ def begin_attempt(run: Path, restart: str) -> Path:
     """
     try:
         run.mkdir(parents=True, exist_ok=True)
-        occupied = next((entry for entry in run.iterdir() if entry.suffix != ".part"), None)
-        if occupied is None:
-            directory = run
-        else:
-            _require_restart(run, restart, occupied.name)
-            directory = run / f"restart{_next_number(run):02d}"
+        occupied = _occupied(run)
+        if occupied:
+            _require_restart(run, restart, occupied)
+            last = attempt_directories(run)[-1:]
+            directory = run / _name(1 + int(last[0].name.removeprefix("restart")) if last else 1)
             directory.mkdir()
+        else:
+            directory = run
     except OSError as error:
         raise DumpError(f"cannot make this run directory: {error.strerror}", where=str(run)) from error
     _begun.add(run.resolve())
@@ -63,9 +72,12 @@ def end_attempt(run: Path) -> None:
     _begun.discard(run.resolve())
 
 
-def _next_number(run: Path) -> int:
-    last = attempt_directories(run)[-1:]
-    return 1 + int(last[0].name.removeprefix("restart")) if last else 1
+def _occupied(run: Path) -> str:
+    """Return what is in a directory already, also where its listing is stale; nothing where it is empty."""
+    listed = (entry.name for entry in run.iterdir() if entry.suffix != ".part")
+    return next(listed, "") or next(
+        (name for name in (MANIFEST, rank_directory(0)) if (run / name).exists()), ""
+    )
 
 
 def _require_restart(run: Path, restart: str, occupied: str) -> None:

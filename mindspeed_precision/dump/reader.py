@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -173,7 +174,7 @@ def _load_attempt(path: Path) -> Run:
     manifest = _load_manifest(path)
     ranks: dict[int, RankRecords] = {}
     notes: list[str] = []
-    for rank in _rank_numbers(path):
+    for rank in _rank_numbers(path, manifest):
         records = _load_rank(path / rank_directory(rank))
         if records is None:
             notes.append(f"rank {rank} wrote no record: it ended before its first step")
@@ -218,23 +219,39 @@ def _load_manifest(path: Path) -> dict[str, Any]:
     return shown
 
 
-def _rank_numbers(path: Path) -> list[int]:
+_PROBED = 1 << 14
+"""Ranks that are looked for by name though no listing shows them."""
+
+
+def _rank_numbers(path: Path, manifest: dict[str, Any]) -> list[int]:
+    """Return the ranks that have a directory, those too that a stale listing does not show."""
     matches = (re.fullmatch(r"rank(\d{5,})", entry.name) for entry in path.iterdir() if entry.is_dir())
-    return sorted(int(match.group(1)) for match in matches if match)
+    listed = {int(match.group(1)) for match in matches if match}
+    wanted, _ = _wanted_ranks(path, manifest, 0)
+    unlisted = islice((rank for some in wanted for rank in some if rank not in listed), _PROBED)
+    return sorted(listed.union(rank for rank in unlisted if (path / rank_directory(rank)).is_dir()))
 
 
-def _missing_ranks(path: Path, manifest: dict[str, Any], ranks: dict[int, RankRecords]) -> list[str]:
+def _wanted_ranks(path: Path, manifest: dict[str, Any], default: int) -> tuple[list[range], int]:
+    """Return the ranks that were to record, and how many there were: ``default`` where that is not said."""
     parallel, settings = manifest.get("parallel"), manifest.get("settings")
     size = parallel.get("world_size") if isinstance(parallel, dict) else None
     if type(size) is not int:
-        size = next(iter(ranks.values())).coordinates.world_size
+        size = default
     wanted = settings.get("ranks", "") if isinstance(settings, dict) else ""
-    recorded = NumberSet.parse(str(wanted), where=f"{path / MANIFEST}: settings.ranks")
-    missing = [rank for rank in range(size) if rank in recorded and rank not in ranks]
-    if not missing:
+    return NumberSet.parse(str(wanted), where=f"{path / MANIFEST}: settings.ranks").below(size), size
+
+
+def _missing_ranks(path: Path, manifest: dict[str, Any], ranks: dict[int, RankRecords]) -> list[str]:
+    wanted, size = _wanted_ranks(path, manifest, next(iter(ranks.values())).coordinates.world_size)
+    # never a list of them: a damaged file may speak of any number
+    number = sum(some.stop - some.start for some in wanted)
+    number -= sum(any(rank in some for some in wanted) for rank in ranks)
+    if not number:
         return []
-    names = ", ".join(map(str, missing[:8])) + (" …" if len(missing) > 8 else "")
-    return [f"no records of {len(missing)} of {size} ranks: {names}"]
+    missing = islice((rank for some in wanted for rank in some if rank not in ranks), 8)
+    names = ", ".join(map(str, missing)) + (" …" if number > 8 else "")
+    return [f"no records of {number} of {size} ranks: {names}"]
 
 
 @dataclass

@@ -8,6 +8,9 @@ from typing import Any
 
 from mindspeed_precision.errors import DumpError
 
+_LONGEST = 300
+"""Characters of a file that an error repeats."""
+
 
 def _refuse(name: str) -> None:
     raise ValueError(f"{name} is no JSON")
@@ -52,9 +55,18 @@ def check_keys(plain: Any, keys: Mapping[str, tuple[type, ...]], *, where: str) 
         odd = sorted(plain.keys() ^ keys.keys())
         what = "unknown" if odd[0] in plain else "missing"
         raise DumpError(
-            f"{what} key {odd[0]!r}", where=where, expected=", ".join(keys), found=", ".join(plain)
+            f"{what} key {_short(repr(odd[0]))}",
+            where=where,
+            expected=", ".join(keys),
+            found=_short(", ".join(plain)),
         )
     for name, types in keys.items():
         if type(plain[name]) not in types:
             names = " or ".join(t.__name__ for t in types)
-            raise DumpError(f"ill-typed {name!r}", where=where, found=repr(plain[name]), expected=names)
+            raise DumpError(
+                f"ill-typed {name!r}", where=where, found=_short(repr(plain[name])), expected=names
+            )
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} …"

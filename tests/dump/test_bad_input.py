@@ -256,3 +256,24 @@ def test_a_payload_outside_the_rank_is_not_read(crashed):
         index(crashed), lambda lines: [line.replace('"step000000.mb', '"../step000000.mb') for line in lines]
     )
     payload_refused(crashed, "not a file of this rank")
+
+
+@pytest.mark.parametrize("ranks", ["", "2000000000-2100000000", "0-3,1-2,9"])
+def test_a_number_of_ranks_that_cannot_be_is_said_at_once(tmp_path, ranks):
+    """A damaged manifest speaks of two thousand million ranks; counting them takes minutes."""
+    path = tmp_path / "run"
+    create_run(path, {"parallel": {"world_size": 1 << 31}, "settings": {"ranks": ranks}})
+    RankWriter(path, coordinates=RankCoordinates()).close(complete=False)
+    (note,) = [note for note in load_run(path).notes if note.startswith("no records of")]
+    count = {"": (1 << 31) - 1, "0-3,1-2,9": 4}.get(ranks, 100_000_001)
+    assert note.startswith(f"no records of {count} of {1 << 31} ranks: ")
+
+
+def test_an_error_repeats_no_file(tmp_path):
+    path = tmp_path / "run"
+    create_run(path, {})
+    (path / "rank00000").mkdir()
+    (path / "rank00000" / "index.jsonl").write_text('{"kind": "header", "' + "1" * 100_000 + '": 1}\n')
+    with pytest.raises(DumpError) as caught:
+        load_run(path)
+    assert len(str(caught.value)) < 2000

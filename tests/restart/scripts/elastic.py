@@ -1,6 +1,6 @@
 """Two ranks train a small net under torchrun; one dies once. With a run directory it is recorded, else not.
 
-torchrun --max-restarts 1 elastic.py CHECKPOINT LOSSES [RUN]
+torchrun --max-restarts 6 elastic.py CHECKPOINT LOSSES [RUN]
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ def main() -> None:
     """Train from the checkpoint, if there is one."""
     checkpoint, losses = Path(sys.argv[1]), Path(sys.argv[2])
     restart = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-    dist.init_process_group("gloo")
+    # a store of its own for each attempt: in torchrun's gloo may find the address of a process that is dead
+    store = dist.FileStore(str(checkpoint.with_name(f"store{restart}")), 2)
+    dist.init_process_group("gloo", store=store, rank=int(os.environ["RANK"]), world_size=2)
     rank = dist.get_rank()
     torch.manual_seed(7)
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
