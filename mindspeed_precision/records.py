@@ -570,8 +570,10 @@ class Comparison:
 
     @property
     def excused(self) -> bool:
-        """Whether the pair cannot be compared because of a convention that a mapping file names."""
+        """Whether the pair cannot be compared because of a convention, or of routes that rounding decides."""
         pair = self.pair
+        if self.verdict is Verdict.INCOMPARABLE and "rerouted" in self.metrics:
+            return True
         if not isinstance(pair, Pair) or pair.addend is None or self.verdict is not Verdict.INCOMPARABLE:
             return False
         return (pair.baseline.shape, pair.baseline.dtype) == (pair.candidate.shape, pair.candidate.dtype)

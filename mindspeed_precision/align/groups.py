@@ -151,7 +151,7 @@ class Groups:
 
     def _unsummed(self, key: RecordKey, name: str, where: RankCoordinates) -> str:
         """Return why a gradient is not yet the same sum in both runs; empty where it is."""
-        if self._other_microbatch() or (self._lanes is Lanes.NONE and key.phase is not Phase.WGRAD):
+        if self._other_microbatch(key) or (self._lanes is Lanes.NONE and key.phase is not Phase.WGRAD):
             return OTHER_BATCHES
         if self._contexts_together(where) and self._numbering is None:
             return _OTHER_TOKENS
@@ -159,9 +159,10 @@ class Groups:
             return _OTHER_EXPERT_TOKENS
         return ""
 
-    def _other_microbatch(self) -> bool:
-        """Tell whether it is not known which microbatch of the other run one of this run's is."""
-        return self._lanes is Lanes.NONE and self._numbering is None
+    def _other_microbatch(self, key: RecordKey) -> bool:
+        """Tell whether it is not known what of the other run a record of one microbatch is."""
+        known = self._numbering is not None and self._numbering.knows(key)
+        return self._lanes is Lanes.NONE and not known
 
     def _contexts_together(self, where: RankCoordinates) -> bool:
         """Tell whether the parts of a sequence are put together: the other run splits it otherwise."""
@@ -195,7 +196,7 @@ class Groups:
             return "no layout rule for modules of experts"
         if self._lanes is Lanes.ACTIVATIONS:
             return ""
-        if self._other_microbatch():
+        if self._other_microbatch(key):
             return OTHER_BATCHES
         if where.cp_size > 1 and not self._sequences:
             return _NO_SEQUENCE
@@ -231,7 +232,7 @@ class Groups:
         """Return why a record that is of no parameter and no module cannot be compared; empty: it can."""
         if key.role not in _OF_BATCH or key.microbatch == NO_MICROBATCH:
             return f"no layout rule for {key.role.value} in {key.phase.value}"
-        if self._other_microbatch():
+        if self._other_microbatch(key):
             return OTHER_BATCHES
         return _OTHER_TOKENS if self._contexts_together(where) and key.role is Role.LOSS else ""
 

@@ -7,7 +7,8 @@ where their batches have the same bits, and not on trust.
 Each microbatch's loss is divided by the number of microbatches of its rank before it is differentiated, so
 that its gradients are larger by ``n_baseline / n_candidate`` where the candidate has fewer. They are
 multiplied by that before they are compared. Over a context-parallel group gradients are averaged as over the
-data-parallel one, while each rank has a part of every sample: their sum is as many times too large.
+data-parallel one, while each rank has a part of every sample: their sum is as many times too large. With a
+loss scale, or a loss by tokens, the factor is not known: then the forward pass alone is compared.
 """
 
 from __future__ import annotations
@@ -34,11 +35,12 @@ class Numbering:
     """How the microbatches of one run are numbered in the whole batch.
 
     Attributes:
-        gradients: what a gradient before the reduction is multiplied by, so that it is as the other run's.
+        gradients: what a gradient before the reduction is multiplied by, so that it is as the other run's;
+            None: that is not known.
         renumbered: a microbatch has another number than on its rank.
     """
 
-    gradients: float
+    gradients: float | None
     renumbered: bool = True
 
     def key(self, key: RecordKey, where: RankCoordinates) -> RecordKey:
@@ -47,10 +49,16 @@ class Numbering:
 
     def factor(self, key: RecordKey) -> float:
         """Return what a record is multiplied by: of a backward pass the factor, else 1."""
-        backward = key.phase in (Phase.DGRAD, Phase.ACCUMULATE) or (
-            key.phase is Phase.WGRAD and key.role is not Role.INPUT
-        )
-        return self.gradients if backward else 1.0
+        return (self.gradients or 1.0) if _backward(key) else 1.0
+
+    def knows(self, key: RecordKey) -> bool:
+        """Tell whether a record can be made as the other run's."""
+        return self.gradients is not None or not _backward(key)
+
+
+def _backward(key: RecordKey) -> bool:
+    early = key.phase in (Phase.DGRAD, Phase.ACCUMULATE)
+    return early or (key.phase is Phase.WGRAD and key.role is not Role.INPUT)
 
 
 def _in_batch(key: RecordKey, where: RankCoordinates) -> int:
@@ -73,21 +81,25 @@ def common_numbering(baseline: Run, candidate: Run) -> tuple[Numbering | None, N
         return None, None
     contexts = [first_rank(run).coordinates.cp_size for run in (baseline, candidate)]
     renumbered = first_rank(baseline).coordinates.dp_size != first_rank(candidate).coordinates.dp_size
-    factor = theirs / mine * contexts[0] / contexts[1]
+    known = _only_averaged(baseline) and _only_averaged(candidate)
+    factor = theirs / mine * contexts[0] / contexts[1] if known else None
     return (
-        Numbering(gradients=1.0, renumbered=renumbered),
+        Numbering(gradients=1.0 if known else None, renumbered=renumbered),
         Numbering(gradients=factor, renumbered=renumbered),
     )
 
 
 def _microbatches(run: Run) -> int | None:
-    """Return how many microbatches a rank has in every step, and divides the loss by; None: not known."""
+    """Return how many microbatches a rank has in every step; None: not known."""
     found = {n for rank in run.ranks.values() for step, n in rank.microbatches.items() if step != INIT_STEP}
+    return found.pop() if len(found) == 1 else None
+
+
+def _only_averaged(run: Run) -> bool:
+    """Tell whether the loss of a microbatch is divided by their number, and multiplied by nothing."""
     averaged = setting(run, "transformer_config", "calculate_per_token_loss") is False
-    scaled = (
-        setting(run, "transformer_config", "fp16") is not False
-    )  # a loss scale of its own, by rank's luck
-    return found.pop() if len(found) == 1 and averaged and not scaled else None
+    # a loss scale of its own, by rank's luck
+    return averaged and setting(run, "transformer_config", "fp16") is False
 
 
 def _batches(run: Run) -> dict[tuple[int, int, str], frozenset[int]]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from mindspeed_precision.compare.calibration import Calibration, calibrate
-from mindspeed_precision.compare.context import Context, make_context
+from mindspeed_precision.compare.context import Context
+from mindspeed_precision.compare.making import make_context
 from mindspeed_precision.compare.policy import (
     CROSS_POLICY,
     DEFAULT_POLICY,

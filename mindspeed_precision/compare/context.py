@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mindspeed_precision.compare.begun import Begun
 from mindspeed_precision.compare.calibration import Calibration
 from mindspeed_precision.compare.cancellation import GRADIENT_ROLES, Cancellation
-from mindspeed_precision.compare.depth import Depth, depth_of
+from mindspeed_precision.compare.depth import Depth
 from mindspeed_precision.compare.estimates import estimate
 from mindspeed_precision.compare.gain import Gains
 from mindspeed_precision.compare.metrics import Metrics
-from mindspeed_precision.compare.policy import Policy, RecordRule
-from mindspeed_precision.compare.reach import Reach, reach_of
-from mindspeed_precision.dump.reader import Run
+from mindspeed_precision.compare.policy import RecordRule
+from mindspeed_precision.compare.reach import Reach
+from mindspeed_precision.compare.routes import Routes
 from mindspeed_precision.record.elements import UNIT_ROUNDOFF
 from mindspeed_precision.records import Pair, Phase, Role
 
@@ -41,6 +40,8 @@ class Context:
         depth: how much rounding a record has behind it.
         cancellation: which gradients are noise.
         gains: what the reduction multiplies gradients by.
+        begun: the parameters that each step begins with.
+        routes: tokens that rounding sends to other experts.
         model: dtype of the parameters of the candidate; empty where it declared none.
         calibration: bounds that take the place of the policy's; None: no perturbed run was given.
     """
@@ -49,13 +50,19 @@ class Context:
     depth: Depth
     cancellation: Cancellation
     gains: Gains
+    begun: Begun
+    routes: Routes
     model: str
     calibration: Calibration | None = None
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What a reader must know of the bounds."""
-        return (self.reach.note,) if self.reach.note else ()
+        return (*((self.reach.note,) if self.reach.note else ()), *self.routes.notes())
+
+    def allowance(self, pair: Pair, metric: str) -> float:
+        """Return by how much a bound is wider than by rounding alone: what was tolerated before goes on."""
+        return self.begun.allowance(pair, metric) + self.routes.allowance(pair, metric)
 
     def cancelled(self, pair: Pair, rule: RecordRule) -> NDArray[np.bool_] | None:
         """Tell which elements of a gradient are noise on both sides; None: hardly any is known to be.
@@ -144,44 +151,6 @@ class Context:
         largest = max(largest - rounding * float(np.abs(one).max(initial=0.0)), 0.0)
         metrics["noise_update_ratio"] = share(largest, 2 * self.reach.amplification * distance)
         return metrics
-
-
-def make_context(
-    baseline: Run,
-    candidate: Run,
-    pairs: Sequence[Pair],
-    policy: Policy,
-    *,
-    calibration: Calibration | None = None,
-    forced: frozenset[int] = frozenset(),
-) -> Context | None:
-    """Read what the bounds of a policy depend on; None for a policy whose bounds depend on nothing.
-
-    ``forced`` are the steps that both runs began with one state.
-    """
-    fixed = not any(limit.growth or limit.rounding for limit in policy.limits) and not any(
-        r.cancels_below for r in policy.rules
-    )
-    if fixed and calibration is None:
-        return None
-    model = _model_dtype(candidate) or _model_dtype(baseline)  # a dump of another tool declares none
-    return Context(
-        reach=reach_of((baseline, candidate), forced),
-        depth=depth_of(baseline, model),
-        cancellation=Cancellation(baseline, candidate, pairs),
-        gains=Gains(baseline, candidate, pairs),
-        model=model,
-        calibration=calibration,
-    )
-
-
-def _model_dtype(run: Run) -> str:
-    """Return the dtype of most of a model's parameters, by their elements."""
-    elements: Counter[str] = Counter()
-    for rank in run.ranks.values():
-        for parameter in rank.parameters:
-            elements[parameter.dtype] += math.prod(parameter.shape)
-    return elements.most_common(1)[0][0] if elements else ""
 
 
 def share(part: float, whole: float) -> float:

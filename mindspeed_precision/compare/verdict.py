@@ -13,6 +13,7 @@ from mindspeed_precision.compare.context import Context
 from mindspeed_precision.compare.estimates import BOUNDED, sketch_limit, sketch_metrics
 from mindspeed_precision.compare.metrics import Metrics, element_metrics, kind_mismatch, record_metrics
 from mindspeed_precision.compare.policy import Limit, Policy, RecordRule
+from mindspeed_precision.compare.routes import REROUTED, by_rows, of_map, of_other_tokens
 from mindspeed_precision.compare.summaries import norm_slack, summarised, told_by_summaries
 from mindspeed_precision.dump.reader import Run
 from mindspeed_precision.record.elements import to_bits, to_numbers
@@ -52,6 +53,9 @@ def compare_pair(
     Raises:
         DumpError: a payload that the index promises cannot be read.
     """
+    rerouted = context.routes.rerouted(pair) if context is not None else None
+    if rerouted is not None:
+        return of_other_tokens(pair, rerouted.count)
     mismatch = kind_mismatch(pair.baseline, pair.candidate)
     if mismatch:
         return _incomparable(pair, mismatch)
@@ -60,6 +64,12 @@ def compare_pair(
     metrics = record_metrics(pair.baseline, pair.candidate)
     if metrics["bitwise"]:
         return Comparison(pair=pair, verdict=Verdict.IDENTICAL, metrics=metrics)
+    parameter = context.begun.parameter(pair) if context is not None else None
+    if parameter is not None:
+        found = compare_pair(
+            parameter, policy=policy, baseline=baseline, candidate=candidate, context=context
+        )
+        return replace(found, pair=pair, reason=f"it is {parameter.key.fqn}: {found.reason}")
     elements = _read(pair, baseline, candidate)
     if elements is not None and not _bits_known(pair) and bool((elements[0].bits == elements[1].bits).all()):
         reason = "fingerprints of what was put together are not known; every element has the same bits"
@@ -72,6 +82,9 @@ def compare_pair(
         if told is not None:
             metrics["bitwise"] = told[0] is Verdict.IDENTICAL
             return Comparison(pair=pair, verdict=told[0], metrics=metrics, reason=told[1])
+    flips = context.routes.of_map(pair) if context is not None else None
+    if flips is not None:
+        return of_map(pair, flips, metrics)
     return _judge(pair, policy, metrics, elements, context)
 
 
@@ -139,6 +152,7 @@ def _judge(
     regained = _regained(pair, rule, metrics, context)
     if regained:
         return decided(Verdict.DIVERGED, regained)
+    elements = _alike_routes(pair, elements, metrics, context)
     noise = context.cancelled(pair, rule) if context is not None else None
     said = ""
     if noise is not None and bool(noise.all()):
@@ -149,10 +163,30 @@ def _judge(
         said = f"; {metrics['noise_elements']} of {pair.candidate.numel} elements {CANCELS} and are left out"
     if context is not None:
         metrics |= context.update_metrics(pair, rule)
-    if metrics.get("noise_elements") and not said:
-        said = f"; the gradient of {metrics['noise_elements']} elements {CANCELS}"
     verdict, reason = _verdict(limits_for(rule, metrics, pair, context), rule, policy, metrics)
-    return decided(verdict, reason + said)
+    return decided(verdict, reason + (said or _left_out(metrics)))
+
+
+def _left_out(metrics: Metrics) -> str:
+    if metrics.get(REROUTED):
+        return f"; {metrics[REROUTED]} tokens took another route, and are left out"
+    if metrics.get("noise_elements"):
+        return f"; the gradient of {metrics['noise_elements']} elements {CANCELS}"
+    return ""
+
+
+def _alike_routes(
+    pair: Pair, elements: _Elements | None, metrics: Metrics, context: Context | None
+) -> _Elements | None:
+    """Return the elements with the rows of tokens that took another route alike, and measure the others."""
+    rows = context.routes.rows(pair) if context is not None else None
+    mask = by_rows(rows, pair.candidate.shape) if rows is not None else None
+    if rows is None or mask is None or elements is None:
+        return elements
+    one, two = elements
+    two = replace(two, bits=np.where(mask, one.bits, two.bits))
+    metrics |= element_metrics(one, two) | {REROUTED: int(rows.sum())}
+    return one, two
 
 
 def _regained(pair: Pair, rule: RecordRule, metrics: Metrics, context: Context | None) -> str:
@@ -220,7 +254,8 @@ def _bound(limit: Limit, pair: Pair, context: Context | None) -> Limit:
         return limit.at(reach=0.0, unit=0.0)
     unit = context.depth.unit(pair.key, pair.candidate.dtype)
     bound = limit.at(reach=context.reach.before(pair.key.step), unit=unit)
-    return bound if context.calibration is None else context.calibration.apply(pair, bound)
+    bound = bound if context.calibration is None else context.calibration.apply(pair, bound)
+    return replace(bound, maximum=bound.maximum + context.allowance(pair, limit.metric))
 
 
 def _verdict(

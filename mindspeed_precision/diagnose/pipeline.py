@@ -10,6 +10,7 @@ from mindspeed_precision.align.match import Alignment
 from mindspeed_precision.compare import Calibration, Policy, compare_pair, make_context
 from mindspeed_precision.compare.cancellation import GRADIENT_ROLES
 from mindspeed_precision.compare.gain import Gains
+from mindspeed_precision.compare.routes import REROUTED
 from mindspeed_precision.compare.verdict import CANCELS, direction_unseen, order_unseen
 from mindspeed_precision.diagnose.acceptance import accept
 from mindspeed_precision.diagnose.coverage import coverage_of
@@ -207,10 +208,12 @@ def _comparison_notes(comparisons: Sequence[Comparison]) -> list[str]:
     if noise:
         names = listed(c.key.fqn for c in noise)
         notes.append(f"{CANCELS}, so that no digit of them can agree: gradients of {names}")
-    apart = [c for c in comparisons if c.excused]
-    if apart:
-        count = "1 pair" if len(apart) == 1 else f"{len(apart)} pairs"
-        notes.append(f"{count} incomparable by convention, first {apart[0].key.fqn}: {apart[0].reason}")
+    excused = [c for c in comparisons if c.excused]
+    for by, rerouted in ((" by convention", False), ("", True)):
+        apart = [c for c in excused if (REROUTED in c.metrics) is rerouted]
+        if apart:
+            count = "1 pair" if len(apart) == 1 else f"{len(apart)} pairs"
+            notes.append(f"{count} incomparable{by}, first {apart[0].key.fqn}: {apart[0].reason}")
     unseen = [c for c in comparisons if order_unseen(c)]
     if unseen:
         count = "1 record that differs was" if len(unseen) == 1 else f"{len(unseen)} records that differ were"

@@ -38,7 +38,7 @@ VARIANTS = (
     Variant(world=1),
     Variant(world=1, model={"dropout": 0.1}),
     Variant(world=1, split={"recompute": True}),
-    Variant(world=1, split={"gradient_accumulation_fusion": True}),
+    Variant(world=1, model={"gradient_accumulation_fusion": True}),
     Variant(split={"tp": 2}),
     Variant(split={"tp": 2, "sequence_parallel": True}),
     Variant(split={"tp": 2, "sequence_parallel": True}, model=GATED),
