@@ -96,14 +96,13 @@ class Routes:
 
     def rows(self, pair: Pair) -> Rows | None:
         """Return the tokens that went elsewhere, of the output of a router or of a layer around it."""
-        key = pair.key
-        if key.phase is not Phase.FPROP or key.role is not Role.OUTPUT or key.slot != "0":
-            return None
-        for found in self._explain():
-            same = replace(found.pair.key, fqn=key.fqn, slot="0") == key and found.pair.rank == pair.rank
-            if same and key.fqn in (found.pair.key.fqn, found.experts, found.layer):
-                return found.rows
-        return None
+        return next((found.rows for found in self._explain() if self._set_aside(found, pair)), None)
+
+    def _set_aside(self, found: Flips, pair: Pair) -> bool:
+        """Tell whether the rows of what flipped are left out of a record, which is judged without them."""
+        key, origin = pair.key, found.pair.key
+        same = replace(origin, fqn=key.fqn, slot="0") == key and found.pair.rank == pair.rank
+        return same and key.fqn in (origin.fqn, found.experts, found.layer)
 
     def rerouted(self, pair: Pair) -> Flips | None:
         """Return why experts were given other tokens, of a record inside them; None: for no such reason."""
@@ -128,7 +127,7 @@ class Routes:
             return 0.0
         by_moment: dict[tuple[int, int], float] = defaultdict(float)
         for found in self._explain():
-            if self._reaches(found, pair):
+            if self._reaches(found, pair) and not self._set_aside(found, pair):
                 inside = pair.key.fqn == found.layer or pair.key.fqn.startswith(f"{found.layer}.")
                 where = found.experts if inside else found.layer
                 by_moment[moment(found.pair.key)] += self._change(found, where).get(measured, 0.0) ** 2

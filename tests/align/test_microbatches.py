@@ -120,13 +120,28 @@ def test_a_wrong_factor_is_found(tmp_path):
         {"tokens": lambda n: n + (n == 3)},
         {"tokens": lambda n: {0: 0, 1: 2, 2: 1, 3: 3}[n]},
         {"total": 8},
-        {"config": {}},
-        {"config": {"transformer_config": {"calculate_per_token_loss": True, "fp16": False}}},
-        {"config": {"transformer_config": {"calculate_per_token_loss": False, "fp16": True}}},
     ],
-    ids=["one other sample", "another order", "another size", "no configuration", "per token", "loss scale"],
+    ids=["one other sample", "another order", "another size"],
 )
 def test_what_is_not_known_to_be_the_same_is_not_compared(changes, tmp_path):
     found = align(write(tmp_path / "one", dp=1), write(tmp_path / "two", dp=2, **changes))
     assert not found.pairs
+    assert set(found.unruled.values()) == {SPLIT_OTHERWISE}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"transformer_config": {"calculate_per_token_loss": True, "fp16": False}},
+        {"transformer_config": {"calculate_per_token_loss": False, "fp16": True}},
+    ],
+    ids=["no configuration", "per token", "loss scale"],
+)
+def test_without_a_factor_of_gradients_the_forward_pass_alone_is_compared(config, tmp_path):
+    found = align(write(tmp_path / "one", dp=1), write(tmp_path / "two", dp=2, config=config))
+    assert {(p.key.phase, p.key.microbatch) for p in found.pairs} == {
+        (phase, number) for phase in (Phase.BATCH, Phase.FPROP) for number in range(4)
+    }
+    assert {key.phase for key in found.unruled} == {Phase.DGRAD}
     assert set(found.unruled.values()) == {SPLIT_OTHERWISE}

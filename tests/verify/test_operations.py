@@ -301,6 +301,30 @@ def test_a_fault_is_found_where_it_is(tmp_path, what, change, id_, fqn):
     assert finding.severity.value == "error"
 
 
+@pytest.mark.parametrize(
+    ("what", "name"),
+    [
+        ("normed", "fprop.not_of_its_inputs"),
+        ("dq", "dgrad.not_of_its_inputs"),
+        ("dembedding", "wgrad.not_of_its_tokens"),
+        ("losses", "loss.not_of_logits"),
+    ],
+)
+def test_what_is_not_finite_was_not_looked_at(tmp_path, what, name):
+    """It has a law of its own; this one says that it left the record out, and does not count it."""
+
+    def broken(value):
+        changed = value.copy()
+        changed.reshape(-1)[0] = np.nan
+        return changed
+
+    whole = outcome_of(Layer().write(tmp_path / "healthy"), name)
+    outcome = outcome_of(Layer(faults={what: broken}).write(tmp_path / "broken"), name)
+    assert outcome.exercised < whole.exercised
+    assert "finite elements" in outcome.skipped
+    assert not outcome.failed
+
+
 def test_how_operands_differ_is_said(tmp_path):
     for name, change, words in (
         ("rows", other_rows, "its rows are in another order"),

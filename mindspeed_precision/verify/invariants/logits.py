@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 
 from mindspeed_precision.records import TensorRecord
 from mindspeed_precision.verify.elements import Vector, roundoff
-from mindspeed_precision.verify.failures import Failure, failure, findings_of
+from mindspeed_precision.verify.failures import Failure, findings_of
 from mindspeed_precision.verify.invariants.registry import invariant
 from mindspeed_precision.verify.places import tensor_group
 from mindspeed_precision.verify.recomputation.calls import ModuleCall, calls_of, elements
-from mindspeed_precision.verify.recomputation.exact import Exact, Left, distance, summed
+from mindspeed_precision.verify.recomputation.exact import Exact, Left, summed
+from mindspeed_precision.verify.recomputation.judging import against
 from mindspeed_precision.verify.registry import Answer
 from mindspeed_precision.verify.run_facts import RunFacts
 
@@ -92,15 +93,13 @@ def _answer(
             if isinstance(one, Left):
                 left[one.why] += 1
                 continue
-            found = elements(facts, rank, one.record)
-            if found is None:
-                left["without finite elements"] += 1
+            judged = against(facts, rank, one)
+            if isinstance(judged, Left):
+                left[judged.why] += 1
                 continue
             exercised += 1
-            off = distance(found, one)
-            if off.ratio > 1:
-                kind = "" if off.factor is None else f"{off.factor:.4g} times that"
-                failures.append(failure(one.record, rank, f"from {one.of}: {off.text}", kind))
+            if judged is not None:
+                failures.append(judged)
     skipped = "; ".join(f"{count} microbatches {why}" for why, count in left.items())
     return Answer(
         exercised=exercised,

@@ -9,9 +9,9 @@ from mindspeed_precision.records import Finding
 from mindspeed_precision.verify.failures import Failure, failure, findings_of
 from mindspeed_precision.verify.invariants.registry import invariant
 from mindspeed_precision.verify.recomputation.attention import attention
-from mindspeed_precision.verify.recomputation.calls import elements
 from mindspeed_precision.verify.recomputation.embedding import embedding_gradients, embeddings
-from mindspeed_precision.verify.recomputation.exact import Exact, Left, distance
+from mindspeed_precision.verify.recomputation.exact import Exact, Left
+from mindspeed_precision.verify.recomputation.judging import against
 from mindspeed_precision.verify.recomputation.linear import Product, products
 from mindspeed_precision.verify.recomputation.pointwise import activations, norms, rotary, rotary_tables
 from mindspeed_precision.verify.registry import Answer
@@ -103,10 +103,13 @@ def _answer(
         if isinstance(one, Left):
             left[f"{one.what} {one.why}"] += 1
             continue
+        judged = _judged(facts, rank, one)
+        if isinstance(judged, Left):
+            left[f"{judged.what} {judged.why}"] += 1
+            continue
         exercised += 1
-        wrong = _wrong(facts, rank, one)
-        if wrong is not None:
-            failures.append(wrong)
+        if judged is not None:
+            failures.append(judged)
     findings: tuple[Finding, ...] = findings_of(failures, id=id_, title=title, remedy=remedy)
     skipped = "; ".join(f"{count} {why}" for why, count in left.most_common())
     return Answer(
@@ -117,21 +120,15 @@ def _answer(
     )
 
 
-def _wrong(facts: RunFacts, rank: int, one: Exact | Product) -> Failure | None:
-    if isinstance(one, Product):
-        if one.excess.ratio <= 1:
-            return None
-        text = (
-            f"not the product of {one.of}: row {one.excess.row} leaves a residual of "
-            f"{one.excess.relative:.2e} of its norm, {one.excess.ratio:.3g} times the bound on rounding"
-        )
-        factor = one.excess.factor
-        return failure(one.record, rank, text, "" if factor is None else f"{factor:.4g} times the product")
-    found = elements(facts, rank, one.record)
-    if found is None:
+def _judged(facts: RunFacts, rank: int, one: Exact | Product) -> Failure | Left | None:
+    """Return what is wrong with a record, or why it is not judged; None: it is right."""
+    if isinstance(one, Exact):
+        return against(facts, rank, one)
+    if one.excess.ratio <= 1:
         return None
-    off = distance(found, one)
-    if off.ratio <= 1:
-        return None
-    kind = "" if off.factor is None else f"{off.factor:.4g} times that"
-    return failure(one.record, rank, f"from {one.of}: {off.text}", kind)
+    text = (
+        f"not the product of {one.of}: row {one.excess.row} leaves a residual of "
+        f"{one.excess.relative:.2e} of its norm, {one.excess.ratio:.3g} times the bound on rounding"
+    )
+    factor = one.excess.factor
+    return failure(one.record, rank, text, "" if factor is None else f"{factor:.4g} times the product")
