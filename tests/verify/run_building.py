@@ -60,6 +60,7 @@ class RunBuilder:
         dtype: of those.
         microbatches: of every step.
         config: effective configuration in the manifest.
+        manifest: further entries of it.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class RunBuilder:
         microbatches=1,
         config=None,
         modules=(),
+        manifest=None,
     ):
         self.coordinates = coordinates or ranks()
         self._keep = keep
@@ -80,6 +82,7 @@ class RunBuilder:
         self._dtype = dtype
         self._microbatches = microbatches
         self._config = config or {}
+        self._manifest = manifest or {}
         self._records = [[] for _ in self.coordinates]
         self._hosts = [{} for _ in self.coordinates]
         self.incomplete = set()
@@ -134,7 +137,7 @@ class RunBuilder:
 
     def write(self, directory: Path) -> Run:
         """Write the run; steps are marked in the order of their numbers."""
-        create_run(directory, {"config": self._config, "settings": {}})
+        create_run(directory, {"config": self._config, "settings": {}, **self._manifest})
         for number, where in enumerate(self.coordinates):
             self._write_rank(directory, number, where)
         return load_run(directory)

@@ -22,12 +22,16 @@ def trained(
     coordinates=None,
     dtype="float32",
     mean_form=False,
+    initial=None,
 ):
     """One step as Megatron's schedule makes it: the loss function gives a sum and the tokens of a microbatch.
 
     ``factor`` is what the schedule multiplies by and should not, ``offset`` what the loss function adds.
+    ``initial`` is the loss scale with which a training begins that loads nothing.
     """
-    builder = RunBuilder(coordinates, keep=keep, microbatches=microbatches, dtype=dtype)
+    scaler = {"loss_scale": None, "initial_loss_scale": initial, "loss_scale_window": 1000}
+    known = {} if initial is None else {"config": {"optimizer_config": scaler}, "manifest": {"first_step": 0}}
+    builder = RunBuilder(coordinates, keep=keep, microbatches=microbatches, dtype=dtype, **known)
     sums, counts = [], []
     for rank in range(len(builder.coordinates)):
         for microbatch in range(microbatches):
@@ -71,9 +75,22 @@ UNEVEN = (np.ones((2, 4), np.float32), np.array([[1, 1, 1, 1], [0, 0, 0, 0]], np
         {"per_token": True, "masks": UNEVEN, "keep": True},
         {"coordinates": ranks(2)},
         {"factor": 1024.0, "dtype": "float16"},
+        {"factor": 1024.0, "dtype": "float16", "initial": 1024.0},
+        {"factor": 1.0, "dtype": "float16"},
+        {"factor": 1.0, "initial": 2.0**32},
         {"microbatches": 1},
     ],
-    ids=["sum", "mean", "per token", "two ranks", "fp16 with a loss scale", "one microbatch"],
+    ids=[
+        "sum",
+        "mean",
+        "per token",
+        "two ranks",
+        "fp16 with a loss scale",
+        "fp16 with a known loss scale",
+        "fp16 of which the scale is not known",
+        "no fp16, no scale",
+        "one microbatch",
+    ],
 )
 def test_nothing_is_found_in_a_healthy_loss(tmp_path, settings):
     run = trained(tmp_path / "run", **settings)
@@ -106,6 +123,14 @@ def test_a_loss_that_is_not_divided(tmp_path, factor):
     assert set(found) == {"loss.gradient_scaled"}
     assert f"{factor:g} times 1 / (tokens x microbatches)" in found["loss.gradient_scaled"].evidence[0]
     assert found["loss.gradient_scaled"].where.phase.value == "dgrad"
+
+
+def test_a_loss_that_is_not_scaled(tmp_path):
+    """In float16 its gradients vanish, and are divided by the scale all the same."""
+    finding = findings_of(trained(tmp_path / "run", dtype="float16", initial=1024.0), *IDS)[
+        "loss.gradient_scaled"
+    ]
+    assert finding.where.step == 0
 
 
 def test_a_mean_of_means_over_uneven_microbatches(tmp_path):

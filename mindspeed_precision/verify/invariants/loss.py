@@ -101,26 +101,40 @@ def _off_normaliser(facts: RunFacts, term: MicrobatchLoss) -> float | None:
     """Return by what the gradient of a token loss is too large; None where it is as it must be."""
     assert term.gradient is not None
     per_microbatch = term.gradient * term.tokens * term.microbatches
+    step = term.loss.key.step
     for factor in (
         per_microbatch,
         per_microbatch / term.cp_size,
         term.gradient,
         term.gradient / term.cp_size,
     ):
-        if any(math.isclose(factor, scale, rel_tol=1e-3) for scale in _loss_scales(facts, factor)):
+        if any(math.isclose(factor, scale, rel_tol=1e-3) for scale in _loss_scales(facts, factor, step)):
             return None
     return per_microbatch
 
 
-def _loss_scales(facts: RunFacts, factor: float) -> Iterator[float]:
-    """Yield the loss scales that may have been at work: of fp16 any power of two that is at least 1."""
-    yield 1.0
-    static = facts.config.get("optimizer_config", {}).get("loss_scale")
-    if isinstance(static, (int, float)):
+def _loss_scales(facts: RunFacts, factor: float, step: int) -> Iterator[float]:
+    """Yield the loss scales that may have been at work in a step: the nearest to a factor, of fp16.
+
+    Megatron's dynamic scale begins at ``initial_loss_scale`` where nothing was loaded. It is halved at most
+    once in a step, and doubled after ``loss_scale_window`` steps (``DynamicGradScaler``). Where its beginning
+    is not known any power of two that is at least 1 may be it.
+    """
+    config = facts.config.get("optimizer_config", {})
+    half = any(p.dtype == "float16" for rank in facts.ranks for p in facts.parameters(rank).values())
+    static, initial, window = (
+        config.get(name) for name in ("loss_scale", "initial_loss_scale", "loss_scale_window")
+    )
+    if isinstance(static, (int, float)) and static:
         yield float(static)
-    if factor >= 1 and any(
-        parameter.dtype == "float16" for rank in facts.ranks for parameter in facts.parameters(rank).values()
-    ):
+    known = isinstance(initial, (int, float)) and initial > 0 and isinstance(window, (int, float))
+    if half and known and not static and facts.run.manifest.get("first_step") == 0 and factor > 0:
+        turns = round(math.log2(factor / initial))
+        if -step <= turns <= math.ceil(step / max(window, 1)):
+            yield initial * 2.0**turns
+        return
+    yield 1.0
+    if half and factor >= 1:
         yield 2.0 ** round(math.log2(factor))
 
 
