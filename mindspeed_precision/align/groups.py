@@ -153,7 +153,7 @@ class Groups:
         """Return why a gradient is not yet the same sum in both runs; empty where it is."""
         if self._other_microbatch(key) or (self._lanes is Lanes.NONE and key.phase is not Phase.WGRAD):
             return OTHER_BATCHES
-        if self._contexts_together(where) and self._numbering is None:
+        if self._contexts_together(where) and not self._known(key):
             return _OTHER_TOKENS
         if self._experts is Experts.REDUCED and _EXPERT.fullmatch(name):
             return _OTHER_EXPERT_TOKENS
@@ -161,8 +161,11 @@ class Groups:
 
     def _other_microbatch(self, key: RecordKey) -> bool:
         """Tell whether it is not known what of the other run a record of one microbatch is."""
-        known = self._numbering is not None and self._numbering.knows(key)
-        return self._lanes is Lanes.NONE and not known
+        return self._lanes is Lanes.NONE and not self._known(key)
+
+    def _known(self, key: RecordKey) -> bool:
+        """Tell whether a record of one microbatch can be made as the other run's."""
+        return self._numbering is not None and self._numbering.knows(key)
 
     def _contexts_together(self, where: RankCoordinates) -> bool:
         """Tell whether the parts of a sequence are put together: the other run splits it otherwise."""
@@ -200,7 +203,7 @@ class Groups:
             return OTHER_BATCHES
         if where.cp_size > 1 and not self._sequences:
             return _NO_SEQUENCE
-        if self._contexts_together(where) and self._numbering is None and key.phase is not Phase.FPROP:
+        if self._contexts_together(where) and not self._known(key) and key.phase is not Phase.FPROP:
             return _OTHER_TOKENS
         return place.reason if isinstance(place, Unplaced) else ""
 

@@ -170,9 +170,15 @@ def find_causes(facts: Facts) -> list[Finding]:
     return run_rules(facts)
 
 
-def _rank(finding: Finding) -> tuple[bool, int, float]:
-    """Order findings: proved first, then by severity and confidence."""
-    return not finding.proved_by_replay, list(Severity).index(finding.severity), -finding.confidence
+def _rank(finding: Finding) -> tuple[bool, int, bool, float]:
+    """Order findings: proved first, then by severity and confidence; behind them a fault beside another."""
+    beside = finding.id.endswith(".own_fault")  # by definition something that it consumed diverges before it
+    return (
+        not finding.proved_by_replay,
+        list(Severity).index(finding.severity),
+        beside,
+        -finding.confidence,
+    )
 
 
 def _status(
