@@ -20,8 +20,8 @@ from mindspeed_precision.diagnose import (
     prove_by_replay,
 )
 from mindspeed_precision.dump.reader import Run
-from mindspeed_precision.fold import Folded, Resources, fold_runs
-from mindspeed_precision.fold.folding import needs_folding, not_linked, why_not
+from mindspeed_precision.fold.engines import Resources
+from mindspeed_precision.fold.folding import Folded, fold_runs, needs_folding, not_linked, why_not
 from mindspeed_precision.loading import load_run
 from mindspeed_precision.msprobe.pairing import beside, default_beside, without_uncaptured
 from mindspeed_precision.progress import Progress, silent, watched
@@ -53,7 +53,7 @@ def compare_runs(
             it bounds the candidate. ``cross_layout`` then stands for the default ``exact``.
         replay: recompute a divergent dW from its captured operands, where torch is installed.
         resources: memory and workers; runs that memory does not hold are folded (``fold``). None: 2 GiB, and
-            a process for each core.
+            no other process, since those import the caller's main module.
         progress: is told how far loading, aligning, comparing and replaying have come.
 
     Returns:
@@ -119,7 +119,9 @@ def compare_in_full(
     folded, note = None, ""
     if not isinstance(baseline, Run) and not isinstance(candidate, Run):
         simple = not maps and not calibrate
-        folded, note = _folded(baseline, candidate, chosen, resources or Resources(), progress, simple=simple)
+        folded, note = _folded(
+            baseline, candidate, chosen, resources or Resources(jobs=1), progress, simple=simple
+        )
     given: list[str | Path | Run] = [*(folded.runs if folded else (baseline, candidate)), *calibrate]
     one, two, *perturbed = (
         run if isinstance(run, Run) else load_run(run)

@@ -154,7 +154,7 @@ def _kept(run: Run, rules: Sequence[CaptureRule]) -> Iterator[Ranked]:
     for rank, held in run.ranks.items():
         here = [rule for rule in rules if rank in rule.ranks]
         wanted = {step for step in held.steps if any(step in numbers for numbers in steps)} if here else set()
-        for record in held.records:
+        for record in held.records if wanted else ():
             key = record.key
             if key.step in wanted and key.phase.value in phases and any(rule.applies(key) for rule in here):
                 yield rank, record

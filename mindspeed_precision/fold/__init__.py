@@ -10,10 +10,3 @@ diagnosed as always, with the number of ranks that it stands for::
 ``rank_lines`` reads one index, ``templates`` knows what its lines are, ``patterns`` puts two sides together,
 ``classes`` chooses, ``engines`` are the workers (one process, several, Dask), ``folding`` leads.
 """
-
-from __future__ import annotations
-
-from mindspeed_precision.fold.engines import Resources
-from mindspeed_precision.fold.folding import Folded, fold_runs
-
-__all__ = ["Folded", "Resources", "fold_runs"]

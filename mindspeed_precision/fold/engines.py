@@ -52,7 +52,9 @@ class Resources:
     @property
     def workers(self) -> int:
         """Processes to read with."""
-        return self.jobs if self.jobs is not None else len(os.sched_getaffinity(0))
+        if self.jobs is not None:
+            return self.jobs
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def outcomes(

@@ -11,6 +11,7 @@ from mindspeed_precision.align.stand_ins import StandIns
 from mindspeed_precision.compare.policy import Policy
 from mindspeed_precision.diagnose.rules.registry import given_elsewhere
 from mindspeed_precision.dump.format import INDEX, MANIFEST, Header, parse_line, rank_directory
+from mindspeed_precision.dump.inside import require_inside
 from mindspeed_precision.dump.later import LaterRecords
 from mindspeed_precision.dump.reader import (
     RankRecords,
@@ -29,10 +30,10 @@ from mindspeed_precision.progress import Progress
 from mindspeed_precision.records import Finding, RankCoordinates, Severity
 
 PER_BYTE = 4.0
-"""Bytes of memory for each byte of an index, where every record is an object: measured, docs/scale.md."""
+"""Bytes of memory for each byte of an index, where every record is an object: 3.3 were measured."""
 
-PER_PAIR = 3200
-"""Bytes of memory for each pair that is kept, the diagnosis of it included: measured, docs/scale.md."""
+PER_PAIR = 3600
+"""Bytes of memory for each pair that is kept: 2.7 KB were measured (docs/scale.md), and workers need some."""
 
 ID = given_elsewhere("coverage.ranks_not_linked")
 
@@ -169,6 +170,7 @@ def _tasks(paths: tuple[Path, Path], policy: Policy) -> list[ColumnTask]:
 def _coordinates(index: Path) -> RankCoordinates | None:
     """Return where a rank sits; None where that is for the reader to refuse."""
     try:
+        require_inside(index, index.parent.parent)
         with index.open("rb") as file:
             line = parse_line(file.readline(1 << 16), where=str(index))
     except (OSError, DumpError):

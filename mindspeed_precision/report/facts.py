@@ -12,7 +12,7 @@ from mindspeed_precision.align.mapping import Mapping as NameMapping
 from mindspeed_precision.counting import count
 from mindspeed_precision.dump.reader import Run
 from mindspeed_precision.errors import PrecisionError
-from mindspeed_precision.fold import Folded
+from mindspeed_precision.fold.folding import Folded
 from mindspeed_precision.records import INIT_STEP, Diagnosis, Side
 from mindspeed_precision.report.answer import Answer, answer_of
 from mindspeed_precision.report.curves import Curves, curves_of

@@ -12,7 +12,7 @@ import pytest
 
 from mindspeed_precision.cli import main
 from mindspeed_precision.flow import compare_in_full
-from mindspeed_precision.fold import Resources
+from mindspeed_precision.fold.engines import Resources
 from mindspeed_precision.testing.folded import folded, smallest, told
 from mindspeed_precision.testing.scale_runs import Fault, ScaleRun, write_scale_run
 
