@@ -68,7 +68,7 @@ export MSP_MINDSPORE_NATIVE_PYTHON ?= $(CURDIR)/$(NATIVE)/bin/python
 # Where the tests of report.html find a browser; empty: none is here.
 CHROMIUM = $(firstword $(MSP_CHROMIUM) $(foreach name,chromium chromium-browser google-chrome google-chrome-stable,$(shell command -v $(name))))
 
-.PHONY: help demo demo-mindspore test chromium lint fast matrix mindspore mindspeed long layouts bench memory calibration tolerance-figures silentbench silentbench-msprobe silentbench-healthy framework-free oldest newest package sbom clean
+.PHONY: help demo demo-mindspore test chromium lint fast matrix mindspore mindspeed long layouts bench memory bench-scale calibration tolerance-figures silentbench silentbench-msprobe silentbench-healthy framework-free oldest newest package sbom clean
 
 help:
 	@sed -n 's/^# make/make/p; s/^\([a-z-]*\):.*## /make \1\t/p' Makefile | expand -t 21
@@ -159,6 +159,10 @@ bench: $(VENV)/.dev $(MSPROBE)/.ready $(MCORE)/$(DEMO_MCORE)/megatron/core/packa
 memory: $(VENV)/.dev $(MCORE)/$(DEMO_MCORE)/megatron/core/package_info.py ## resident memory over 200 steps, recorded and bare (some minutes; ARGS="--at 20 100 200")
 	@export PYTHONPATH="$(CURDIR):$(MSP_MCORE)/$(DEMO_MCORE)$${PYTHONPATH:+:$$PYTHONPATH}"
 	$(BIN)/python -W ignore benchmarks/memory.py $(ARGS)
+
+SCRATCH ?= build/scale
+bench-scale: $(VENV)/.dev ## compare of 4096 ranks, 3 steps, 2086 records each: time and memory (23 GB of disk; ARGS="--fit --dp 2" …)
+	@$(BIN)/python -W ignore benchmarks/scale.py --scratch "$(SCRATCH)" $(ARGS)
 
 # RUNS keeps what is trained: a second call only measures.
 RUNS ?= build/tolerance-runs

@@ -16,6 +16,7 @@ from mindspeed_precision.cli_ecosystem import add_ecosystem_commands
 from mindspeed_precision.cli_examine import add_examinations
 from mindspeed_precision.cli_launch import add_launch_commands, split_launch
 from mindspeed_precision.cli_msprobe import add_msprobe
+from mindspeed_precision.cli_resources import add_resources, resources_of
 from mindspeed_precision.errors import ConfigError, PrecisionError
 from mindspeed_precision.report.visible import visible_text
 
@@ -71,6 +72,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     compare.add_argument("--no-replay", action="store_true", help="do not recompute a divergent dW")
     compare.add_argument("--json", action="store_true", help="print verdict.json instead of text")
+    add_resources(compare)
     compare.set_defaults(run=_compare)
 
     add_examinations(commands)
@@ -179,6 +181,7 @@ def _compare(arguments: argparse.Namespace) -> int:
 
     out = Path(arguments.out or beside(arguments.candidate) / "compare")
     require_report_place(out, [arguments.baseline, arguments.candidate, *arguments.calibrate])
+    resources = resources_of(arguments)
     refine = Path(arguments.refine) if arguments.refine else None
     if refine is not None:
         require_new(refine)
@@ -190,10 +193,18 @@ def _compare(arguments: argparse.Namespace) -> int:
             mapping=arguments.mapping,
             calibrate=arguments.calibrate,
             replay=not arguments.no_replay,
+            resources=resources,
             progress=progress,
         )
+    for said in filter(None, (compared.note, compared.folded and compared.folded.describe())):
+        sys.stderr.write(f"{PROGRAM}: {said}\n")
     diagnosis, files = publish(
-        compared.diagnosis, out, runs=compared.runs, mappings=compared.mappings, refine=refine
+        compared.diagnosis,
+        out,
+        runs=compared.runs,
+        mappings=compared.mappings,
+        refine=refine,
+        folded=compared.folded,
     )
     if arguments.json:
         sys.stdout.write(verdict_text(diagnosis, config=files.get("refine", "")))

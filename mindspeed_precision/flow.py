@@ -9,7 +9,7 @@ from pathlib import Path
 from mindspeed_precision.align import Mapping, align, load_mapping, own_names
 from mindspeed_precision.align.compatible import other_tool
 from mindspeed_precision.calibrating import calibration_of, tolerant
-from mindspeed_precision.compare import Policy, default_policy, load_policy, reach_of
+from mindspeed_precision.compare import DEFAULT_POLICY, Policy, default_policy, load_policy, reach_of
 from mindspeed_precision.diagnose import (
     First,
     conclude,
@@ -20,6 +20,8 @@ from mindspeed_precision.diagnose import (
     prove_by_replay,
 )
 from mindspeed_precision.dump.reader import Run
+from mindspeed_precision.fold.engines import Resources
+from mindspeed_precision.fold.folding import Folded, fold_runs, needs_folding, not_linked, why_not
 from mindspeed_precision.loading import load_run
 from mindspeed_precision.msprobe.pairing import beside, default_beside, without_uncaptured
 from mindspeed_precision.progress import Progress, silent, watched
@@ -34,6 +36,7 @@ def compare_runs(
     mapping: Sequence[str | Path | Mapping] = (),
     calibrate: Sequence[str | Path | Run] = (),
     replay: bool = True,
+    resources: Resources | None = None,
     progress: Progress = silent,
 ) -> Diagnosis:
     """Compare two runs, and say where and why they first differ.
@@ -49,6 +52,8 @@ def compare_runs(
         calibrate: runs of the baseline with perturbed parameters (setting ``perturb``): how far they are from
             it bounds the candidate. ``cross_layout`` then stands for the default ``exact``.
         replay: recompute a divergent dW from its captured operands, where torch is installed.
+        resources: memory and workers; runs that memory does not hold are folded (``fold``). None: 2 GiB, and
+            no other process, since those import the caller's main module.
         progress: is told how far loading, aligning, comparing and replaying have come.
 
     Returns:
@@ -66,6 +71,7 @@ def compare_runs(
         mapping=mapping,
         calibrate=calibrate,
         replay=replay,
+        resources=resources,
         progress=progress,
     ).diagnosis
 
@@ -79,12 +85,16 @@ class Compared:
         baseline: as it was read.
         candidate: likewise.
         mappings: names and conventions that differ between them.
+        folded: for which ranks others stand; None: every rank was loaded.
+        note: why runs that memory does not hold were not folded; empty where they were, or fit.
     """
 
     diagnosis: Diagnosis
     baseline: Run
     candidate: Run
     mappings: tuple[Mapping, ...] = ()
+    folded: Folded | None = None
+    note: str = ""
 
     @property
     def runs(self) -> dict[Side, Run]:
@@ -100,19 +110,29 @@ def compare_in_full(
     mapping: Sequence[str | Path | Mapping] = (),
     calibrate: Sequence[str | Path | Run] = (),
     replay: bool = True,
+    resources: Resources | None = None,
     progress: Progress = silent,
 ) -> Compared:
     """Do what ``compare_runs`` does, and return with the diagnosis the runs that were read for it."""
     maps = [one if isinstance(one, Mapping) else load_mapping(one) for one in mapping]
-    given = [baseline, candidate, *calibrate]
+    chosen = load_policy(policy) if isinstance(policy, str) else policy
+    folded, note = None, ""
+    if not isinstance(baseline, Run) and not isinstance(candidate, Run):
+        simple = not maps and not calibrate
+        folded, note = _folded(
+            baseline, candidate, chosen, resources or Resources(jobs=1), progress, simple=simple
+        )
+    given: list[str | Path | Run] = [*(folded.runs if folded else (baseline, candidate)), *calibrate]
     one, two, *perturbed = (
         run if isinstance(run, Run) else load_run(run)
         for run in watched(given, progress, "loading", len(given))
     )
     one, two = beside(one, two)
-    chosen = load_policy(policy) if isinstance(policy, str) else policy
     progress("aligning", 0, None)
-    aligned = without_uncaptured(align(one, two, maps))
+    aligned = without_uncaptured(align(one, two, maps, stand_ins=folded.stand_ins if folded else None))
+    if folded and aligned.layouts:  # shards of all ranks make one tensor: none can stand for others
+        loaded = [load_run(run.path) for run in folded.runs]
+        return compare_in_full(*loaded, policy=chosen, replay=replay, progress=progress)
     if chosen is None:
         chosen = default_beside(one, two) or default_policy(one.framework, two.framework, aligned.layouts)
     calibration = None
@@ -126,16 +146,47 @@ def compare_in_full(
         aligned,
         policy=chosen,
         calibration=calibration,
+        recorded=folded.whole if folded else (),
         progress=progress,
     )
     findings = find_causes(facts)
     if replay:
         findings = prove_by_replay(facts, findings, progress)
-    diagnosis = conclude(facts, [*findings, *not_repeated(one, two)])
+    more, notes = not_linked(folded) if folded else ([], [])
+    recorded = folded.whole if folded else (one, two)
+    diagnosis = conclude(facts, [*findings, *not_repeated(*recorded), *more])
+    diagnosis = replace(diagnosis, notes=(*diagnosis.notes, *notes))
     first = {
-        side: First(run=run, names=own_names(run, [m for m in maps if m.side_of(one, two) is side]))
-        for side, run in ((Side.BASELINE, one), (Side.CANDIDATE, two))
+        side: First(run=whole, names=own_names(run, [m for m in maps if m.side_of(one, two) is side]))
+        for side, run, whole in zip(Side, (one, two), recorded, strict=True)
     }
     if not other_tool(one, two):  # settings of ours are none of another tool's
         diagnosis = replace(diagnosis, refinement=plan_refinement(facts, diagnosis, first))
-    return Compared(diagnosis=diagnosis, baseline=one, candidate=two, mappings=tuple(maps))
+    return Compared(
+        diagnosis=diagnosis, baseline=one, candidate=two, mappings=tuple(maps), folded=folded, note=note
+    )
+
+
+def _folded(
+    baseline: str | Path,
+    candidate: str | Path,
+    policy: Policy | None,
+    resources: Resources,
+    progress: Progress,
+    *,
+    simple: bool,
+) -> tuple[Folded | None, str]:
+    """Fold two runs that memory does not hold; else None, with the reason where it is not their size."""
+    paths = Path(baseline), Path(candidate)
+    if not needs_folding(paths, resources):
+        return None, ""
+    reason = why_not(paths) if simple else "with a mapping or a calibration every record is judged by itself"
+    exact = policy or load_policy(DEFAULT_POLICY)
+    if not reason and not exact.exact:
+        reason = f"policy {exact.name} judges every record by itself"
+    if reason:
+        return (
+            None,
+            f"the runs are larger than --memory allows, and every rank was loaded: {reason}",
+        )
+    return fold_runs(*paths, policy=exact, resources=resources, progress=progress), ""

@@ -848,6 +848,11 @@ class Diagnosis:
     comparisons: tuple[Comparison, ...] = field(default=(), compare=False, repr=False)
 
     @property
+    def compared(self) -> int:
+        """How many records were compared, those of ranks for which others stand among them."""
+        return sum(self.decided.values()) or len(self.comparisons)
+
+    @property
     def first_divergence(self) -> Origin | None:
         """The earliest origin, or None."""
         return self.origins[0] if self.origins else None

@@ -24,6 +24,7 @@ from mindspeed_precision.align.lanes import describe_layouts, layouts_differ
 from mindspeed_precision.align.layout import canonical_runs, masters_of_one, unruled_notes
 from mindspeed_precision.align.mapping import Drop, Mapping, renamed
 from mindspeed_precision.align.shards import CanonicalRank
+from mindspeed_precision.align.stand_ins import StandIns
 from mindspeed_precision.align.start import common_start, initial
 from mindspeed_precision.align.vocabulary import Padding, padding_of, with_common_rows
 from mindspeed_precision.dump.reader import RankRecords, Run
@@ -66,6 +67,7 @@ class Alignment:
         layouts: the layouts of baseline and candidate in words, where they differ.
         padding: how the vocabulary is padded, where the runs do it otherwise.
         forced: the compared steps that both runs begin with one state, which one of them took from the other.
+        stand_ins: for which ranks others stand.
     """
 
     baseline: Run
@@ -80,9 +82,16 @@ class Alignment:
     layouts: tuple[str, ...] = ()
     padding: Padding | None = None
     forced: frozenset[int] = frozenset()
+    stand_ins: StandIns = field(default_factory=StandIns)
 
 
-def align(baseline: Run, candidate: Run, mappings: Sequence[Mapping] = ()) -> Alignment:
+def align(
+    baseline: Run,
+    candidate: Run,
+    mappings: Sequence[Mapping] = (),
+    *,
+    stand_ins: StandIns | None = None,
+) -> Alignment:
     """Pair the records of two runs.
 
     Only steps that are whole on all ranks of both runs are compared. Records of recomputed activations that
@@ -93,6 +102,7 @@ def align(baseline: Run, candidate: Run, mappings: Sequence[Mapping] = ()) -> Al
         baseline: a run.
         candidate: another.
         mappings: names and conventions that differ.
+        stand_ins: for which ranks those of the runs stand; None: for themselves.
 
     Raises:
         IncomparableError: the parallel layouts or the models differ, no rank or step is common, a step
@@ -101,6 +111,7 @@ def align(baseline: Run, candidate: Run, mappings: Sequence[Mapping] = ()) -> Al
         ConfigError: a mapping speaks of neither run, or gives two records one name.
     """
     recorded = baseline, candidate
+    stand_ins = stand_ins or StandIns()
     of_side: dict[Side, list[Mapping]] = {side: [] for side in Side}
     for mapping in mappings:
         of_side[mapping.side_of(baseline, candidate)].append(mapping)
@@ -122,6 +133,7 @@ def align(baseline: Run, candidate: Run, mappings: Sequence[Mapping] = ()) -> Al
         rank_notes += _repeated(baseline.ranks[rank], candidate.ranks[rank])
         one = across.ruled(_by_key(baseline.ranks[rank], steps, start.baseline))
         two = across.ruled(_by_key(candidate.ranks[rank], steps, start.candidate))
+        left.weight = stand_ins.weight(rank)
         one, two = left.without_random(one, foreign), left.without_random(two, foreign)
         found = across.with_holders(rank, across.with_copies(rank, across.alike(_pairs(rank, one, two))))
         pairs += with_conventions(found, of_side, {Side.BASELINE: one, Side.CANDIDATE: two})
@@ -151,6 +163,7 @@ def align(baseline: Run, candidate: Run, mappings: Sequence[Mapping] = ()) -> Al
         layouts=across.names,
         padding=across.padding,
         forced=forced,
+        stand_ins=stand_ins,
     )
 
 
@@ -246,9 +259,10 @@ def _padding_note(padding: Padding | None) -> Iterable[str]:
 
 
 class _LeftOut:
-    """Records that are not paired and are no loss, counted."""
+    """Records that are not paired and are no loss, counted: of a rank as often as ``weight`` says."""
 
     def __init__(self) -> None:
+        self.weight = 1
         self._recomputed: Counter[Side] = Counter()
         self._dropped: Counter[Drop] = Counter()
         self._random = 0
@@ -259,7 +273,7 @@ class _LeftOut:
     ) -> dict[RecordKey, TensorRecord]:
         """Leave out random states of different generators."""
         kept = {key: r for key, r in records.items() if not (foreign and key.role is Role.RNG)}
-        self._random += len(records) - len(kept)
+        self._random += self.weight * (len(records) - len(kept))
         return kept
 
     def expected(
@@ -274,11 +288,11 @@ class _LeftOut:
         for record in alone:
             drop = next((drop for drop in drops if drop.applies(record.key)), None)
             if record.key.recomputed:
-                self._recomputed[side] += 1
+                self._recomputed[side] += self.weight
             elif drop is not None:
-                self._dropped[drop] += 1
+                self._dropped[drop] += self.weight
             elif foreign and record.key.fqn == SCHEDULE:
-                self._schedule[side] += 1
+                self._schedule[side] += self.weight
             else:
                 rest.append(record)
         return rest

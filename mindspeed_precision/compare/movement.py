@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -38,6 +38,7 @@ class Unmoved:
         gradient: norm of its gradient; None: no statistics were kept.
         rounded: rounding may have swallowed the update: it is small against the parameter's elements, or
             that cannot be told of a type of 16 bits.
+        ranks: how many ranks it is of.
     """
 
     rank: int
@@ -45,6 +46,7 @@ class Unmoved:
     lr: float
     gradient: float | None
     rounded: bool
+    ranks: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +69,12 @@ class Movement:
 
 
 def movement_of(
-    run: Run, ranks: Iterable[int], steps: Sequence[int], loaded: Mapping[int, Run | None] | None = None
+    run: Run,
+    ranks: Iterable[int],
+    steps: Sequence[int],
+    loaded: Mapping[int, Run | None] | None = None,
+    *,
+    weight: Callable[[int], int] = lambda _: 1,
 ) -> Movement:
     """Compare every parameter that the optimizer updated with what it was before.
 
@@ -77,6 +84,7 @@ def movement_of(
         steps: which of its steps.
         loaded: the steps before which it loaded another run's state, each with that run; None: that is not
             here, so that nothing is said of the step.
+        weight: for how many ranks one stands.
 
     Only updates that the run recorded count: of a skipped step there is no learning rate, and a rank that
     holds no part of a parameter's optimizer state updates it later, by a gather.
@@ -88,7 +96,7 @@ def movement_of(
             if update.of_nan:  # stays NaN whatever the optimizer does: `nonfinite.first` is about that
                 continue
             if update.before.digest.fingerprint != update.after.digest.fingerprint:
-                moved += 1
+                moved += weight(number)
             elif update.lr > 0 and not update.zero_gradient:
                 unmoved.append(
                     Unmoved(
@@ -97,6 +105,7 @@ def movement_of(
                         lr=update.lr,
                         gradient=update.gradient_norm,
                         rounded=update.may_be_rounded,
+                        ranks=weight(number),
                     )
                 )
     return Movement(moved=moved, unmoved=tuple(unmoved))

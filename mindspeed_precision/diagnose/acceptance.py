@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
+from mindspeed_precision.align.stand_ins import StandIns
 from mindspeed_precision.compare import Policy, load_policy
 from mindspeed_precision.diagnose.scalars import loss_error
 from mindspeed_precision.records import Acceptance, Comparison, Judgement, Pair, StepScalars
@@ -17,7 +18,11 @@ _NONFINITE = ("nans_candidate", "infs_candidate", "nonfinite_differ")
 
 
 def accept(
-    comparisons: Sequence[Comparison], scalars: Sequence[StepScalars], policy: Policy | None = None
+    comparisons: Sequence[Comparison],
+    scalars: Sequence[StepScalars],
+    policy: Policy | None = None,
+    *,
+    stand_ins: StandIns | None = None,
 ) -> Acceptance:
     """Judge comparisons that were made for another policy.
 
@@ -25,10 +30,14 @@ def accept(
         comparisons: with their metrics; what a metric lacks is undecided, never passed.
         scalars: losses by step.
         policy: None: ``huawei``.
+        stand_ins: for which ranks those of the comparisons stand; None: for themselves.
     """
     policy = policy or load_policy(HUAWEI)
-    judged = [(comparison, *_judge(comparison, policy)) for comparison in comparisons]
-    counts = Counter(judgement for _, judgement, _ in judged)
+    judged = [(comparison, *judge(comparison, policy)) for comparison in comparisons]
+    weight = (stand_ins or StandIns()).weight
+    counts: Counter[Judgement] = Counter()
+    for one, judgement, _ in judged:
+        counts[judgement] += weight(one.pair.rank)
     failed = next(((one, why) for one, judgement, why in judged if judgement is Judgement.FAILED), None)
     limit, error = policy.max_mean_relative_loss_error, loss_error(scalars)
     loss = Judgement.UNDECIDED
@@ -46,7 +55,8 @@ def accept(
     )
 
 
-def _judge(comparison: Comparison, policy: Policy) -> tuple[Judgement, str]:
+def judge(comparison: Comparison, policy: Policy) -> tuple[Judgement, str]:
+    """Judge one comparison, and say why it fails or is not decided."""
     metrics, pair = comparison.metrics, comparison.pair
     if metrics.get("bitwise"):
         return Judgement.PASSED, ""

@@ -77,12 +77,13 @@ def coverage_of(facts: Facts) -> Coverage:
         if any(parameter.trainable and not parameter.tied_to for parameter in sides.values())
     }
     missing = {gap.fqn for gap in gaps(facts)} | set(facts.trained_on_one_side)
-    alone = [unmatched for unmatched in facts.alignment.unmatched if unmatched.side is Side.CANDIDATE]
-    matched = len(facts.alignment.pairs)
+    weigh = facts.alignment.stand_ins.weigh
+    alone = weigh(u.rank for u in facts.alignment.unmatched if u.side is Side.CANDIDATE)
+    matched = weigh(pair.rank for pair in facts.alignment.pairs)
     return Coverage(
         parameters=len(trainable),
         parameters_with_wgrad=len(trainable - missing),
-        records=matched + len(alone),
+        records=matched + alone,
         matched=matched,
-        unmatched=len(facts.alignment.unmatched),
+        unmatched=weigh(u.rank for u in facts.alignment.unmatched),
     )

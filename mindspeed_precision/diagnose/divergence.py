@@ -28,7 +28,9 @@ def find_origins(graph: Graph, own_fault: Callable[[Node], str] = lambda _: "") 
     own = _own_faults(divergent, parents, own_fault)
     parents.update(dict.fromkeys(own))
     roots = _roots(divergent, parents)
-    led_back = Counter(root.key for node, root in roots.items() if root is not node)
+    led_back: Counter[RecordKey] = Counter()
+    for node, root in roots.items():
+        led_back[root.key] += graph.weigh([node]) if root is not node else 0
     by_key: dict[RecordKey, list[Node]] = defaultdict(list)
     for node in divergent:
         if roots[node] is node:
@@ -64,7 +66,7 @@ def _origin(graph: Graph, nodes: list[Node], propagated: int, own: Mapping[Node,
     pair = first.comparison.pair
     return Origin(
         comparison=first.comparison,
-        ranks=tuple(sorted({node.rank for node in nodes})),
+        ranks=graph.stand_ins.expanded(node.rank for node in nodes),
         propagated=propagated,
         inputs=describe_inputs(graph, first, by_others=first in own),
         own=own.get(first, ""),
@@ -98,7 +100,7 @@ def _roots(divergent: list[Node], parents: dict[Node, Node | None]) -> dict[Node
 
 def describe_inputs(graph: Graph, node: Node, *, by_others: bool = False) -> str:
     """Say in one phrase how what a record consumed compares; ``by_others``: it diverges, by another cause."""
-    every = graph.consumed(node)
+    every = [other for other, ranks in graph.consumed_on(node) for _ in ranks]
     consumed = [other for other in every if not other.diverges]
     if graph.rule(node) is None or node.key.role in (Role.HYPERPARAMETER, Role.BATCH, Role.RNG):
         return "this is where it enters the run"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -46,6 +46,7 @@ class Facts:
         graph: every comparison, linked by what it consumed.
         origins: where divergences start, first one first.
         notes: what a reader must know of the bounds that decided.
+        recorded: by side, the run with all its ranks, where some stand for others; empty: no rank does.
     """
 
     baseline: Run
@@ -55,6 +56,12 @@ class Facts:
     graph: Graph
     origins: tuple[Origin, ...]
     notes: tuple[str, ...] = ()
+    recorded: Mapping[Side, Run] = field(default_factory=dict)
+
+    @property
+    def whole(self) -> Mapping[Side, Run]:
+        """Both runs, by side, with all their ranks."""
+        return self.recorded or {Side.BASELINE: self.baseline, Side.CANDIDATE: self.candidate}
 
     @cached_property
     def nodes(self) -> Mapping[tuple[int, RecordKey], Node]:
@@ -94,6 +101,7 @@ class Facts:
                 run,
                 *where,
                 {step: None if step in loaded[side.other] else runs[side.other] for step in loaded[side]},
+                weight=self.alignment.stand_ins.weight,
             )
             for side, run in runs.items()
         }

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 
+from mindspeed_precision.align.stand_ins import StandIns
 from mindspeed_precision.compare.verdict import direction_unseen
 from mindspeed_precision.diagnose.dataflow import (
     PARAMETERS,
@@ -132,6 +133,7 @@ class Graph:
         parameters: by rank, the canonical names of the declared parameters, each with the names of those that
             share its storage.
         forced: steps that both runs began with one state: nothing that was before explains what they compute.
+        stand_ins: for which ranks those of the nodes stand.
     """
 
     def __init__(
@@ -140,7 +142,9 @@ class Graph:
         coordinates: dict[int, RankCoordinates],
         parameters: dict[str, frozenset[str]],
         forced: frozenset[int] = frozenset(),
+        stand_ins: StandIns | None = None,
     ) -> None:
+        self.stand_ins = stand_ins or StandIns()
         self.all = Index(nodes)
         self.divergent = Index(node for node in self.all.nodes if node.diverges)
         self._parameters = parameters
@@ -180,8 +184,16 @@ class Graph:
             found = self._shared_gemm(node)
         return found
 
+    def weigh(self, nodes: Iterable[Node]) -> int:
+        """Return how many records some nodes are of, over all ranks."""
+        return self.stand_ins.weigh(node.rank for node in nodes)
+
     def consumed(self, node: Node) -> list[Node]:
         """Return every compared record that ``node`` consumed by rule, except what merely came earlier."""
+        return [found for found, _ in self.consumed_on(node)]
+
+    def consumed_on(self, node: Node) -> list[tuple[Node, tuple[int, ...]]]:
+        """Return what ``consumed`` does, each with the ranks on which it is: those that it stands for."""
         rule = self.rule(node)
         if rule is None:
             return []
@@ -189,7 +201,18 @@ class Graph:
         near = [s for s in sources if s.when is not When.EARLIER and s.names is not Names.NEAR]
         if node.key.step in self._forced:
             near = [source for source in near if source.when is not When.STATE]
-        return [found for source in near for found in self._resolve(node, source, self.all)]
+        return [
+            (found, self._consumed_ranks(node, found, source))
+            for source in near
+            for found in self._resolve(node, source, self.all)
+        ]
+
+    def _consumed_ranks(self, node: Node, found: Node, source: Source) -> tuple[int, ...]:
+        """Return the ranks on which a node consumed a record, of those for which one stands."""
+        if source.where is Where.ALL:
+            return self.stand_ins.of(found.rank)
+        alone = source.where is Where.RANK or _same(node, found)
+        return (found.rank,) if alone else self.stand_ins.near(found.rank)
 
     def _first(self, node: Node, sources: Iterable[Source]) -> Node | None:
         for source in sources:

@@ -78,7 +78,7 @@ class OwnFaults:
             return ""
         known = {origin.key for origin in origins}
         nodes = (n for n in self._graph.divergent.nodes if n.key.step == origins[0].key.step)
-        count = sum(self.untold(node) and node.key not in known for node in nodes)
+        count = self._graph.weigh(n for n in nodes if self.untold(n) and n.key not in known)
         if not count:
             return ""
         return (
@@ -110,8 +110,8 @@ class OwnFaults:
     def _copied(self) -> tuple[bool, bool]:
         """Whether each run copies most dW: where it casts or adds on the way, nothing follows from one."""
         nodes = (n for n in self._graph.all.nodes if n.key.phase is Phase.WGRAD and n.key.role in _GRADIENTS)
-        known = [self._copies(node) for node in nodes if self._graph.is_parameter(node.key.fqn)]
-        links = [copies for copies in known if copies is not None]
+        known = [(self._copies(n), n) for n in nodes if self._graph.is_parameter(n.key.fqn)]
+        links = [copies for copies, n in known if copies is not None for _ in range(self._graph.weigh([n]))]
         one, two = (2 * sum(link[side] for link in links) > len(links) for side in (0, 1))
         return one, two
 
@@ -163,7 +163,8 @@ class OwnFaults:
 
     def _median(self, step: int, reduced: Iterable[Node]) -> float:
         """Return the usual change of the factor in a step: another number of tokens changes it for all."""
-        pairs = (n.comparison.pair for n in reduced if n.key.step == step)
+        of_step = (n for n in reduced if n.key.step == step)
+        pairs = (n.comparison.pair for n in of_step for _ in range(self._graph.weigh([n])))
         changes = [self._gains.change(pair) for pair in pairs if isinstance(pair, Pair)]
         known = [change.change for change in changes if change is not None]
         return median(known) if known else 0.0

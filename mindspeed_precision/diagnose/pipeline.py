@@ -48,6 +48,7 @@ def gather_facts(
     *,
     policy: Policy,
     calibration: Calibration | None = None,
+    recorded: Sequence[Run] = (),
     progress: Progress = silent,
 ) -> Facts:
     """Compare every pair and find where divergences start.
@@ -58,6 +59,7 @@ def gather_facts(
         alignment: of the two.
         policy: what counts as aligned.
         calibration: bounds that take the place of the policy's.
+        recorded: both runs with all their ranks, where some stand for others.
         progress: is told how many pairs were compared.
 
     Raises:
@@ -81,7 +83,7 @@ def gather_facts(
     coordinates = {rank: candidate.ranks[rank].coordinates for rank in alignment.ranks}
     nodes = [make_node(comparison, coordinates[comparison.pair.rank]) for comparison in comparisons]
     names = _shared_names(baseline, candidate, alignment)
-    graph = Graph(nodes, coordinates, names, alignment.forced)
+    graph = Graph(nodes, coordinates, names, alignment.forced, alignment.stand_ins)
     gains = context.gains if context is not None else Gains(baseline, candidate, alignment.pairs)
     own = OwnFaults(graph, baseline, candidate, gains)
     origins = find_origins(graph, own)
@@ -93,6 +95,7 @@ def gather_facts(
         graph=graph,
         origins=origins,
         notes=tuple(filter(None, (*notes, own.note(origins)))),
+        recorded=dict(zip(Side, recorded, strict=True)) if recorded else {},
     )
 
 
@@ -138,6 +141,10 @@ def conclude(facts: Facts, findings: Sequence[Finding]) -> Diagnosis:
         findings: of the rules, after replay.
     """
     comparisons = tuple(node.comparison for node in facts.graph.all.nodes)
+    stand_ins = facts.alignment.stand_ins
+    decided: Counter[Verdict] = Counter()
+    for comparison in comparisons:
+        decided[comparison.verdict] += stand_ins.weight(comparison.pair.rank)
     scalars = step_scalars(facts)
     findings = [*findings, *reported_findings(facts)]
     return Diagnosis(
@@ -149,7 +156,7 @@ def conclude(facts: Facts, findings: Sequence[Finding]) -> Diagnosis:
         coverage=coverage_of(facts),
         scalars=scalars,
         steps=facts.alignment.steps,
-        diverged=sum(node.diverges for node in facts.graph.divergent.nodes),
+        diverged=facts.graph.weigh(facts.graph.divergent.nodes),
         notes=(
             *_run_notes(facts),
             *facts.alignment.notes,
@@ -159,8 +166,8 @@ def conclude(facts: Facts, findings: Sequence[Finding]) -> Diagnosis:
         ),
         unmatched=facts.alignment.unmatched,
         policy=facts.policy.describe(),
-        decided=Counter(comparison.verdict for comparison in comparisons),
-        acceptance=accept(comparisons, scalars),
+        decided=decided,
+        acceptance=accept(comparisons, scalars, stand_ins=stand_ins),
         comparisons=comparisons,
     )
 
@@ -195,6 +202,7 @@ def _status(
     if any(id_.startswith("vacuous.") for id_ in ids) or ids & {
         "coverage.unmatched_records",
         "coverage.not_judged",
+        "coverage.ranks_not_linked",
         "optimizer.parameters_unmoved",
     }:
         return Verdict.MISSING

@@ -18,6 +18,7 @@ from mindspeed_precision.diagnose.facts import Facts
 from mindspeed_precision.diagnose.replay import REPLAYS
 from mindspeed_precision.diagnose.window import Place, divergent_window
 from mindspeed_precision.dump.format import FINGERPRINT
+from mindspeed_precision.dump.later import records_until
 from mindspeed_precision.dump.reader import Run
 from mindspeed_precision.record.elements import width_of
 from mindspeed_precision.records import (
@@ -153,7 +154,7 @@ def _kept(run: Run, rules: Sequence[CaptureRule]) -> Iterator[Ranked]:
     for rank, held in run.ranks.items():
         here = [rule for rule in rules if rank in rule.ranks]
         wanted = {step for step in held.steps if any(step in numbers for numbers in steps)} if here else set()
-        for record in held.records:
+        for record in held.records if wanted else ():
             key = record.key
             if key.step in wanted and key.phase.value in phases and any(rule.applies(key) for rule in here):
                 yield rank, record
@@ -252,6 +253,6 @@ def _index_bytes(run: Run, step: int) -> int:
     total = 0
     for held in run.ranks.values():
         size = sum(path.stat().st_size for path in held.directory.glob("index*"))
-        lines = sum(record.key.step <= step for record in held.records)
+        lines = records_until(held, step)
         total += size * lines // max(len(held.records), 1)
     return total

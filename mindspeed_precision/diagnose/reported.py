@@ -10,7 +10,7 @@ from mindspeed_precision.records import Finding, Side
 def reported_findings(facts: Facts) -> list[Finding]:
     """Return the findings of the manifests and of the ranks; one that both runs have is given once."""
     merged: dict[tuple[str, str], tuple[Entry, list[Side]]] = {}
-    for side, run in ((Side.BASELINE, facts.baseline), (Side.CANDIDATE, facts.candidate)):
+    for side, run in facts.whole.items():
         for entry in reported_entries(run):
             key = str(entry.get("id", "")), str(entry.get("title", ""))
             sides = merged.setdefault(key, (entry, []))[1]

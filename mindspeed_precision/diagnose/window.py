@@ -107,7 +107,8 @@ def _holders(comparison: Comparison) -> frozenset[int]:
 
 def _everywhere(facts: Facts, key: RecordKey) -> frozenset[int]:
     nodes = (facts.nodes.get((rank, key)) for rank in facts.alignment.ranks)
-    return frozenset().union(*(_holders(node.comparison) for node in nodes if node is not None))
+    held = frozenset().union(*(_holders(node.comparison) for node in nodes if node is not None))
+    return frozenset(facts.alignment.stand_ins.expanded(held))
 
 
 def _operation(key: RecordKey, microbatch: int | None, ranks: frozenset[int]) -> Iterator[Place]:
@@ -127,9 +128,12 @@ def _operation(key: RecordKey, microbatch: int | None, ranks: frozenset[int]) ->
 
 def _consumed(facts: Facts, origin: Origin, places: Sequence[Place]) -> Iterator[Place]:
     """Yield what an origin was computed from, where that is not in a place already."""
-    consumed = facts.graph.consumed(facts.node_of(origin))
-    for node in consumed if len(consumed) <= _MOST_CONSUMED else ():
-        key, ranks = node.key, _holders(node.comparison)
+    consumed = facts.graph.consumed_on(facts.node_of(origin))
+    every = [(node, rank) for node, ranks in consumed for rank in ranks]
+    for node, rank in every if len(every) <= _MOST_CONSUMED else ():
+        pair = node.comparison.pair
+        stands_for_others = rank != pair.rank
+        key, ranks = node.key, frozenset([rank]) if stands_for_others else _holders(node.comparison)
         if any(place.holds(key, ranks) for place in places) or key.role is Role.HYPERPARAMETER:
             continue
         yield Place(

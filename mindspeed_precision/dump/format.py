@@ -321,6 +321,15 @@ def _keys(kind: str, schema: int) -> dict[str, tuple[type, ...]]:
     return {name: types for name, types in keys.items() if name not in later}
 
 
+def parse_statistics(text: bytes, *, where: str) -> Statistics | None:
+    """Read the statistics of a record by themselves; ``null`` is None.
+
+    Raises:
+        DumpError: they are none.
+    """
+    return None if text == b"null" else _statistics(load_object(text, where=where), where)
+
+
 def _header_from_plain(plain: dict[str, Any], where: str) -> Header:
     older = plain["schema"] in READABLE and plain["schema"] < SCHEMA
     readable = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -70,7 +70,7 @@ class RankRecords:
 
     directory: Path
     coordinates: RankCoordinates
-    records: tuple[TensorRecord, ...]
+    records: Sequence[TensorRecord]
     steps: tuple[int, ...]
     parameters: tuple[ParameterDeclaration, ...]
     microbatches: dict[int, int]
@@ -159,39 +159,58 @@ def load_run(directory: str | Path) -> Run:
             content is not what was written.
     """
     path = local_directory(directory)
-    first = _load_attempt(path)
+    first = load_attempt(path)
     restarts = attempt_directories(path)
     for restart in restarts:
         require_inside(restart, path)
-    runs = [("", first), *((restart.name, _load_attempt(restart)) for restart in restarts)]
+    runs = [("", first), *((restart.name, load_attempt(restart)) for restart in restarts)]
     if not any(run.ranks for _, run in runs):
         raise DumpError("no rank of this run wrote anything", where=str(path), expected=rank_directory(0))
     return join(runs) if restarts else first
 
 
-def _load_attempt(path: Path) -> Run:
-    """Read one attempt, which may have written nothing."""
-    manifest = _load_manifest(path)
+def load_attempt(path: Path) -> Run:
+    """Read one attempt, which may have written nothing; restarts that lie in it are left out."""
+    manifest = load_manifest(path)
     ranks: dict[int, RankRecords] = {}
     notes: list[str] = []
-    for rank in _rank_numbers(path, manifest):
-        records = _load_rank(path / rank_directory(rank))
+    for rank in rank_numbers(path, manifest):
+        records = load_rank(path / rank_directory(rank))
         if records is None:
-            notes.append(f"rank {rank} wrote no record: it ended before its first step")
+            notes.append(nothing_written(rank))
             continue
-        if records.coordinates.rank != rank:
-            where, found = str(records.directory), f"rank {records.coordinates.rank}"
-            raise DumpError(
-                "this directory holds another rank", where=where, found=found, expected=f"rank {rank}"
-            )
+        require_rank(records, rank)
         ranks[rank] = records
         notes += [f"rank {rank}: {note}" for note in records.notes]
     if ranks:
-        notes += _missing_ranks(path, manifest, ranks)
+        notes += missing_ranks(path, manifest, ranks)
     return Run(path=path, manifest=manifest, ranks=ranks, notes=tuple(notes))
 
 
-def _load_manifest(path: Path) -> dict[str, Any]:
+def nothing_written(rank: int) -> str:
+    """Return the note of a rank that wrote no record."""
+    return f"rank {rank} wrote no record: it ended before its first step"
+
+
+def require_rank(records: RankRecords, rank: int) -> None:
+    """Require that a directory holds the rank whose name it has.
+
+    Raises:
+        DumpError: it holds another one.
+    """
+    if records.coordinates.rank != rank:
+        where, found = str(records.directory), f"rank {records.coordinates.rank}"
+        raise DumpError(
+            "this directory holds another rank", where=where, found=found, expected=f"rank {rank}"
+        )
+
+
+def load_manifest(path: Path) -> dict[str, Any]:
+    """Read ``run.json``.
+
+    Raises:
+        DumpError: no such directory, not a run, or one of another schema.
+    """
     if not path.exists():
         raise DumpError("no such run directory", where=str(path))
     if not path.is_dir():
@@ -223,7 +242,7 @@ _PROBED = 1 << 14
 """Ranks that are looked for by name though no listing shows them."""
 
 
-def _rank_numbers(path: Path, manifest: dict[str, Any]) -> list[int]:
+def rank_numbers(path: Path, manifest: dict[str, Any]) -> list[int]:
     """Return the ranks that have a directory, those too that a stale listing does not show."""
     matches = (re.fullmatch(r"rank(\d{5,})", entry.name) for entry in path.iterdir() if entry.is_dir())
     listed = {int(match.group(1)) for match in matches if match}
@@ -242,7 +261,14 @@ def _wanted_ranks(path: Path, manifest: dict[str, Any], default: int) -> tuple[l
     return NumberSet.parse(str(wanted), where=f"{path / MANIFEST}: settings.ranks").below(size), size
 
 
-def _missing_ranks(path: Path, manifest: dict[str, Any], ranks: dict[int, RankRecords]) -> list[str]:
+def missing_ranks(path: Path, manifest: dict[str, Any], ranks: Mapping[int, RankRecords]) -> list[str]:
+    """Return a note of the ranks that should have recorded and did not.
+
+    Args:
+        path: of the run.
+        manifest: of it.
+        ranks: those that did; at least one.
+    """
     wanted, size = _wanted_ranks(path, manifest, next(iter(ranks.values())).coordinates.world_size)
     # never a list of them: a damaged file may speak of any number
     number = sum(some.stop - some.start for some in wanted)
@@ -328,8 +354,12 @@ class _Index:
         self.pending, self.pending_problems = [], []
 
 
-def _load_rank(directory: Path) -> RankRecords | None:
-    """Read one rank's directory; None if it holds no whole line."""
+def load_rank(directory: Path) -> RankRecords | None:
+    """Read one rank's directory; None if it holds no whole line.
+
+    Raises:
+        DumpError: a file of it is not what was written.
+    """
     path, run = directory / INDEX, directory.parent
     require_inside(directory, run)
     if not path.is_file():
@@ -339,7 +369,7 @@ def _load_rank(directory: Path) -> RankRecords | None:
     data = read_inside(path, run)
     lines = data.split(b"\n")
     torn = lines.pop()
-    complete = _check_seal(directory / COMPLETE, data, len(lines))
+    complete = check_seal(directory / COMPLETE, data, len(lines))
     index = _Index(path=path)
     with no_collection():
         for number, text in enumerate(lines, start=1):
@@ -354,7 +384,7 @@ def _load_rank(directory: Path) -> RankRecords | None:
         parameters=tuple(index.parameters),
         microbatches=index.microbatches,
         complete=complete,
-        findings=_load_findings(directory / FINDINGS),
+        findings=load_findings(directory),
         notes=tuple(_notes(index, torn=bool(torn), complete=complete)),
         fingerprint=index.fingerprint,
         effective=_load_effective(directory / EFFECTIVE),
@@ -370,7 +400,13 @@ def _load_effective(path: Path) -> dict[str, Any]:
     return plain
 
 
-def _load_findings(path: Path) -> tuple[Any, ...]:
+def load_findings(directory: Path) -> tuple[Any, ...]:
+    """Return what a rank found while it ran.
+
+    Raises:
+        DumpError: the file is not what was written.
+    """
+    path = directory / FINDINGS
     if not path.exists():
         return ()
     plain = load_object(read_inside(path, path.parent.parent), where=str(path))
@@ -395,8 +431,17 @@ def _notes(index: _Index, *, torn: bool, complete: bool) -> Iterator[str]:
         yield f"{count} records could not be taken: {reason} (first: {what})"
 
 
-def _check_seal(path: Path, data: bytes, lines: int) -> bool:
-    """Compare the index with its seal; False if there is none."""
+def check_seal(path: Path, data: bytes, lines: int) -> bool:
+    """Compare the index with its seal; False if there is none.
+
+    Args:
+        path: of the seal.
+        data: content of the index.
+        lines: how many whole lines that has.
+
+    Raises:
+        DumpError: the index was changed or cut off after it was sealed.
+    """
     if not path.exists():
         return False
     seal = load_object(read_inside(path, path.parent.parent), where=str(path))

@@ -12,6 +12,7 @@ from mindspeed_precision.align.mapping import Mapping as NameMapping
 from mindspeed_precision.counting import count
 from mindspeed_precision.dump.reader import Run
 from mindspeed_precision.errors import PrecisionError
+from mindspeed_precision.fold.folding import Folded
 from mindspeed_precision.records import INIT_STEP, Diagnosis, Side
 from mindspeed_precision.report.answer import Answer, answer_of
 from mindspeed_precision.report.curves import Curves, curves_of
@@ -61,7 +62,11 @@ class ReportFacts:
 
 
 def report_facts(
-    diagnosis: Diagnosis, runs: Mapping[Side, Run] | None = None, mappings: Sequence[NameMapping] = ()
+    diagnosis: Diagnosis,
+    runs: Mapping[Side, Run] | None = None,
+    mappings: Sequence[NameMapping] = (),
+    *,
+    folded: Folded | None = None,
 ) -> ReportFacts:
     """Gather what a report says.
 
@@ -69,8 +74,14 @@ def report_facts(
         diagnosis: the answer.
         runs: as they were read; None: what only they tell is a gap of the report, and said there.
         mappings: names and conventions that differ between them.
+        folded: for which ranks those of the runs stand; None: for themselves.
     """
     training, gaps = None, []
+    if folded is not None:
+        gaps.append(
+            f"{folded.describe()}: the table of comparisons, the map of records and what was checked of data "
+            "and weights are of these"
+        )
     if runs is None:
         gaps.append("the runs were not at hand: parameter groups, configuration and checks are not shown")
     else:
@@ -78,12 +89,13 @@ def report_facts(
             training = training_of(runs[Side.BASELINE], runs[Side.CANDIDATE], mappings)
         except PrecisionError as error:
             gaps.append(f"parameter groups, configuration and checks could not be compared: {error}")
+    whole = runs if folded is None else dict(zip(Side, folded.whole, strict=True))
     paths = {Side.BASELINE: diagnosis.baseline, Side.CANDIDATE: diagnosis.candidate}
     return ReportFacts(
         diagnosis=diagnosis,
         answer=answer_of(diagnosis),
         runs={
-            side: _card(runs[side]) if runs is not None else RunCard(path=path)
+            side: _card(whole[side]) if whole is not None else RunCard(path=path)
             for side, path in paths.items()
         },
         curves=curves_of(diagnosis, runs or {}),

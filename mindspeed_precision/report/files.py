@@ -11,6 +11,7 @@ from typing import Any
 from mindspeed_precision.align.mapping import Mapping as NameMapping
 from mindspeed_precision.dump.reader import Run
 from mindspeed_precision.errors import DumpError
+from mindspeed_precision.fold.folding import Folded
 from mindspeed_precision.records import Comparison, Diagnosis, Pair, Side, TensorRecord
 from mindspeed_precision.report import html
 from mindspeed_precision.report.facts import ReportFacts, report_facts
@@ -26,6 +27,7 @@ def publish(
     runs: Mapping[Side, Run],
     mappings: Sequence[NameMapping] = (),
     refine: str | Path | None = None,
+    folded: Folded | None = None,
 ) -> tuple[Diagnosis, dict[str, str]]:
     """Write everything about a diagnosis, its remedies naming what was written.
 
@@ -35,6 +37,7 @@ def publish(
         runs: as they were read.
         mappings: names and conventions that differ between them.
         refine: as in ``write_files``.
+        folded: for which ranks those of the runs stand; None: for themselves.
 
     Returns:
         The diagnosis as it was written, and what was written, as ``write_files`` says.
@@ -43,7 +46,8 @@ def publish(
         DumpError: see ``write_files``.
     """
     told = with_second_pass(diagnosis, refine or Path(directory) / NAME)
-    return told, write_files(told, directory, refine=refine, facts=report_facts(told, runs, mappings))
+    facts = report_facts(told, runs, mappings, folded=folded)
+    return told, write_files(told, directory, refine=refine, facts=facts)
 
 
 def write_files(

@@ -47,7 +47,7 @@ def page_data(facts: ReportFacts, *, room: int) -> dict[str, Any]:
         "calm": facts.answer.calm,
         "runs": {side.value: asdict(card) for side, card in facts.runs.items()},
         "decided": {verdict.value: count for verdict, count in diagnosis.decided.items()},
-        "compared": len(diagnosis.comparisons),
+        "compared": diagnosis.compared,
         "curves": _curves(facts),
         "growth": _growth(facts),
         "gemms": [_gemm(gemm.operands, gemm.origin.key) for gemm in facts.gemms],

@@ -52,7 +52,7 @@ _WIDEST_RECIPE = 45
 def verdict_sentence(diagnosis: Diagnosis) -> str:
     """Return the first line: the verdict, and where."""
     first = diagnosis.first_divergence
-    compared = f"{count(len(diagnosis.comparisons), 'record')} of {_steps(diagnosis.steps)}"
+    compared = f"{count(diagnosis.compared, 'record')} of {_steps(diagnosis.steps)}"
     if diagnosis.status is Verdict.IDENTICAL:
         return f"IDENTICAL: {compared} have the same bits."
     if diagnosis.status is Verdict.WITHIN_TOLERANCE:

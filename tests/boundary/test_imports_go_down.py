@@ -48,6 +48,7 @@ MAY_IMPORT = {
     "align": {"dump"},
     "compare": {"dump", "align"},
     "diagnose": {"dump", "align", "compare", "backends"},  # backends: replay asks for one by name
+    "fold": {"dump", "align", "compare", "diagnose"},
     "verify": {"dump", "align", "compare"},
     "torch_archive": {"record"},
     "ckpt": {"dump", "align", "compare", "verify", "torch_archive"},
@@ -60,11 +61,19 @@ MAY_IMPORT = {
     "certify": {"dump", "align", "launches", "determinism", "flow"},  # flow: what `compare` is
     "preflight": {"launches", "determinism", "verify"},
     "msprobe": {"dump", "align", "compare", "torch_archive"},
-    "report": {"dump", "align", "compare", "diagnose", "verify", "patching"},  # patching: `patches list`
+    "report": {
+        "dump",
+        "align",
+        "compare",
+        "diagnose",
+        "fold",
+        "verify",
+        "patching",
+    },  # patching: `patches list`
 }
 ANYTHING = {"testing"}  # plays whole runs, so it may touch every stage
 NO_FRAMEWORK = {
-    *("record", "dump", "align", "compare", "diagnose", "verify", "report"),
+    *("record", "dump", "align", "compare", "diagnose", "fold", "verify", "report"),
     *("launches", "preflight", "shrink", "certify", "live", "export", "evaluation", "samples", "ckpt"),
     *("msprobe", "torch_archive"),
 }

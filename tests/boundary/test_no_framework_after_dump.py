@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "mindspeed_precision"
 OFFLINE = (
-    *("dump", "align", "compare", "diagnose", "verify", "report"),
+    *("dump", "align", "compare", "diagnose", "fold", "verify", "report"),
     *(
         "launches",
         "preflight",

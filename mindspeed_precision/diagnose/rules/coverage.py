@@ -55,14 +55,18 @@ def unmatched(facts: Facts) -> Iterable[Finding]:
     alone = [u for u in facts.alignment.unmatched if not _about_frozen(facts, u)]
     if not alone:
         return
-    kinds = Counter(f"{u.key.phase.value}/{u.key.role.value} in the {u.side.value} only" for u in alone)
-    first = alone[0]
+    stand_ins = facts.alignment.stand_ins
+    kinds: Counter[str] = Counter()
+    for u in alone:
+        kind = f"{u.key.phase.value}/{u.key.role.value} in the {u.side.value} only"
+        kinds[kind] += stand_ins.weight(u.rank)
+    first, total = alone[0], kinds.total()
     closest = f"; closest: {first.closest[0].describe()}" if first.closest else ""
     yield Finding(
         id="coverage.unmatched_records",
         severity=Severity.WARNING,
         confidence=1.0,
-        title=f"{len(alone)} record{'' if len(alone) == 1 else 's'} without a partner: not compared",
+        title=f"{total} record{'' if total == 1 else 's'} without a partner: not compared",
         evidence=(
             *(f"{count} × {kind}" for kind, count in kinds.most_common(5)),
             f"first: {first.key.describe()}{closest}",
@@ -119,7 +123,7 @@ def not_judged(facts: Facts) -> Iterable[Finding]:
             id="coverage.not_judged",
             severity=Severity.WARNING,
             confidence=1.0,
-            title=f"{len(nodes)} pairs whose bits differ could not be judged by the policy "
+            title=f"{facts.graph.weigh(nodes)} pairs whose bits differ could not be judged by the policy "
             f"{facts.policy.name}",
             evidence=(f"first: {first.key.describe()}", first.comparison.reason),
             remedy="record both runs at a level that the policy can judge (--precision-debug-set "

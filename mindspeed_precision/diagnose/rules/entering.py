@@ -112,7 +112,9 @@ def _same_elements(facts: Facts, slot: str) -> bool:
 
     The unordered fingerprint is a sum over elements, so it adds up over records.
     """
-    sums = [0, 0]
+    extra = facts.alignment.stand_ins.batches.items()
+    others = [both for (of, step), both in extra if of == slot and step in facts.alignment.steps]
+    sums = [sum(both[side] for both in others) for side in (0, 1)]
     for node in facts.graph.all.nodes:
         pair = node.comparison.pair
         if node.key.role is Role.BATCH and node.key.slot == slot and isinstance(pair, Pair):
@@ -123,10 +125,11 @@ def _same_elements(facts: Facts, slot: str) -> bool:
 
 def _batch_finding(facts: Facts, origins: list[Origin], *, id_: str, title: str, remedy: str) -> Finding:
     differing = [node for node in facts.graph.divergent.nodes if node.key.role is Role.BATCH]
-    ranks = sorted({node.rank for node in differing})
+    stand_ins = facts.alignment.stand_ins
+    ranks = stand_ins.expanded(node.rank for node in differing)
     which = (
         "all ranks"
-        if len(ranks) == len(facts.alignment.ranks)
+        if len(ranks) == stand_ins.weigh(facts.alignment.ranks)
         else f"rank {names(map(str, ranks), most=8)} only"
     )
     steps: dict[int, set[int]] = defaultdict(set)
@@ -167,7 +170,7 @@ def random_state(facts: Facts, findings: Sequence[Finding]) -> Iterable[Finding]
         confidence=0.55 if alone else 0.1,
         title=f"the random state differs from step {first.key.step} on: {generators}",
         evidence=(
-            f"{len(differing)} states differ",
+            f"{facts.graph.weigh(differing)} states differ",
             "it matters only where a step draws from it (dropout, sampling)",
         ),
         remedy="use the same seed, and set dropout to zero while comparing",

@@ -86,6 +86,7 @@ def _fqns(found: dict[Side, tuple[Unmoved, ...]]) -> list[str]:
 
 
 def _extent(side: Side, members: Sequence[Unmoved], movement: Movement) -> str:
-    total = movement.moved + len(movement.unmoved)
-    which = "all" if len(members) == total else str(len(members))
+    total = movement.moved + sum(one.ranks for one in movement.unmoved)
+    count = sum(one.ranks for one in members)
+    which = "all" if count == total else str(count)
     return f"in the {side.value}: {which} of {total} updates of a parameter changed nothing"

@@ -1,0 +1,231 @@
+"""What it costs to compare runs of thousands of ranks: seconds, processor seconds and peak memory.
+
+Two synthetic runs are written, one with a fault in one rank of one data-parallel replica, and compared by the
+command, as a user would. ``--fit`` varies ranks, steps and records one at a time and fits a line to each;
+``--figure`` draws it::
+
+    python benchmarks/scale.py --scratch /tmp/scale
+    python benchmarks/scale.py --scratch /tmp/scale --fit --figure docs/figures/scale.svg
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mindspeed_precision.testing.scale_runs import Fault, ScaleRun, records_per_step, write_scale_run
+
+WHOLE = ScaleRun(tp=8, pp=8, dp=64, layers=6, microbatches=4, steps=3)
+"""4096 ranks, 3 steps, 2086 records a step."""
+
+MIB = 1 << 20
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What one comparison cost.
+
+    Attributes:
+        ranks: of each run.
+        steps: of each.
+        records: of a rank in a step, on the average.
+        gigabytes: of both runs' indices.
+        seconds: from the start of the command to its end.
+        cpu_seconds: of all its processes.
+        memory_mib: most that all its processes held together, shared pages counted in each.
+        status: exit status: 1 for runs that differ.
+        told: what the command said of what it read.
+    """
+
+    ranks: int
+    steps: int
+    records: float
+    gigabytes: float
+    seconds: float
+    cpu_seconds: float
+    memory_mib: int
+    status: int
+    told: str
+
+    def row(self) -> str:
+        """Return it as a row of a table in Markdown."""
+        return (
+            f"| {self.ranks} | {self.steps} | {self.records:.0f} | {self.gigabytes:.2f} | {self.seconds:.0f} "
+            f"| {self.cpu_seconds:.0f} | {self.memory_mib} |"
+        )
+
+
+HEAD = (
+    "| ranks | steps | records a step and rank | GB read | s | CPU s | peak MiB |\n"
+    "|---|---|---|---|---|---|---|"
+)
+
+
+def measure(run: ScaleRun, scratch: Path, options: Sequence[str]) -> Cost:
+    """Write two runs, compare them, and remove them."""
+    baseline, candidate = scratch / "baseline", scratch / "candidate"
+    fault = Fault(step=run.steps - 2, dp=run.dp - 1, tp=run.tp - 1, layer=run.layers * run.pp // 2)
+    try:
+        write_scale_run(baseline, run)
+        write_scale_run(candidate, replace(run, fault=fault))
+        size = sum(file.stat().st_size for file in scratch.rglob("index.jsonl"))
+        seconds, cpu, memory, status, told = _compared(baseline, candidate, scratch, options)
+    finally:
+        for directory in (baseline, candidate, scratch / "compared"):
+            shutil.rmtree(directory, ignore_errors=True)
+    return Cost(
+        ranks=run.world,
+        steps=run.steps,
+        records=records_per_step(run),
+        gigabytes=size / 1e9,
+        seconds=seconds,
+        cpu_seconds=cpu,
+        memory_mib=memory // MIB,
+        status=status,
+        told=told,
+    )
+
+
+def _compared(
+    baseline: Path, candidate: Path, scratch: Path, options: Sequence[str]
+) -> tuple[float, float, int, int, str]:
+    command = [sys.executable, "-m", "mindspeed_precision", "compare", str(baseline), str(candidate)]
+    command += ["--out", str(scratch / "compared"), "--no-replay", *options]
+    before, began = os.times(), time.monotonic()
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        watch = _Watch(process.pid)
+        told = process.communicate()[1]
+        watch.stop()
+    after = os.times()
+    cpu = after.children_user + after.children_system - before.children_user - before.children_system
+    return time.monotonic() - began, cpu, watch.most, process.returncode, told.strip()
+
+
+class _Watch(threading.Thread):
+    """Looks at the memory of a process and of all that it started, until it is stopped."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(daemon=True)
+        self.most = 0
+        self._pid, self._end = pid, threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        while not self._end.wait(0.05):
+            self.most = max(self.most, sum(map(_resident, _family(self._pid))))
+
+    def stop(self) -> None:
+        self._end.set()
+        self.join()
+
+
+def _family(pid: int) -> Iterator[int]:
+    yield pid
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return
+    for child in children:
+        yield from _family(int(child))
+
+
+def _resident(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE
+    except (OSError, IndexError):
+        return 0
+
+
+def variations(run: ScaleRun) -> dict[str, list[ScaleRun]]:
+    """Return runs in which ranks, steps and records grow, one at a time."""
+    shares = (1, 2, 4)
+    return {
+        "ranks": [replace(run, dp=run.dp * share) for share in shares],
+        "steps": [replace(run, steps=run.steps * share) for share in shares],
+        "records": [replace(run, microbatches=run.microbatches * share) for share in shares],
+    }
+
+
+def fitted(costs: Sequence[Cost]) -> tuple[float, float]:
+    """Return CPU seconds that do not grow, and microseconds for each record of both runs."""
+    records = [2 * cost.ranks * cost.steps * cost.records for cost in costs]
+    slope, constant = np.polyfit(records, [cost.cpu_seconds for cost in costs], 1)
+    return float(constant), float(slope) * 1e6
+
+
+def draw(found: dict[str, list[Cost]], path: Path) -> None:
+    """Draw how processor time grows with each, with the fitted lines."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(1, len(found), figsize=(9, 3), sharey=True)
+    for axis, (name, costs) in zip(axes, found.items(), strict=True):
+        records = np.array([2 * cost.ranks * cost.steps * cost.records for cost in costs]) / 1e6
+        constant, slope = fitted(costs)
+        axis.plot(records, [cost.cpu_seconds for cost in costs], "o")
+        axis.plot(records, constant + slope * records, "-", linewidth=1)
+        axis.set_title(f"{name}: {slope:.1f} µs a record", fontsize=9)
+        axis.set_xlabel("million records, both runs", fontsize=8)
+    axes[0].set_ylabel("CPU s", fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Measure, and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--scratch", type=Path, required=True, help="an empty directory; 23 GB at full size")
+    for name in ("tp", "pp", "dp", "layers", "microbatches", "steps"):
+        parser.add_argument(f"--{name}", type=int, default=getattr(WHOLE, name))
+    parser.add_argument("--memory", default="2GiB", help="as compare has it")
+    parser.add_argument("--jobs", help="as compare has it")
+    parser.add_argument("--fit", action="store_true", help="vary ranks, steps and records by 1, 2 and 4")
+    parser.add_argument("--figure", type=Path, help="draw the fit into an SVG file")
+    parser.add_argument("--json", type=Path, help="write the numbers, too")
+    chosen = parser.parse_args(words)
+    run = ScaleRun(
+        **{name: getattr(chosen, name) for name in ("tp", "pp", "dp", "layers", "microbatches", "steps")}
+    )
+    options = ["--memory", chosen.memory, *(["--jobs", chosen.jobs] if chosen.jobs else [])]
+    chosen.scratch.mkdir(parents=True, exist_ok=True)
+    found: dict[str, list[Cost]] = {}
+    _say(HEAD)
+    for name, runs in variations(run).items() if chosen.fit else [("one", [run])]:
+        for one in runs:
+            found.setdefault(name, []).append(measure(one, chosen.scratch, options))
+            _say(found[name][-1].row())
+    _say(next(iter(found.values()))[0].told)
+    if chosen.fit:
+        for name, costs in found.items():
+            constant, slope = fitted(costs)
+            _say(f"{name}: {constant:.1f} CPU s + {slope:.2f} µs for each record of both runs")
+    if chosen.figure is not None:
+        draw(found, chosen.figure)
+    if chosen.json is not None:
+        plain: dict[str, Any] = {name: [asdict(cost) for cost in costs] for name, costs in found.items()}
+        chosen.json.write_text(json.dumps(plain, indent=1) + "\n")
+    return 0
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

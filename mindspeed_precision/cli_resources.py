@@ -1,0 +1,77 @@
+"""What a command may use of this machine, and of others: memory, processes, Dask."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from typing import TYPE_CHECKING
+
+from mindspeed_precision.errors import ConfigError
+
+if TYPE_CHECKING:
+    from mindspeed_precision.fold.engines import Resources
+
+_UNITS = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
+_REMEDY = "a number with KiB, MiB, GiB or TiB, like 2GiB"
+
+
+def add_resources(command: argparse.ArgumentParser) -> None:
+    """Add the options to a command."""
+    command.add_argument(
+        "--memory",
+        metavar="SIZE",
+        default="2GiB",
+        help="runs that need more are read rank by rank, and of ranks that did the same one alone is looked "
+        "at closely (docs/scale.md; default: %(default)s)",
+    )
+    command.add_argument(
+        "--jobs",
+        metavar="N",
+        help="processes that read such runs (default: one for each core)",
+    )
+    command.add_argument(
+        "--dask",
+        nargs="?",
+        const="local",
+        default="",
+        metavar="ADDRESS",
+        help="read such runs with Dask: a cluster of this machine, or the scheduler at tcp://HOST:PORT, "
+        "whose workers must see the run directories",
+    )
+
+
+def memory_of(text: str) -> int:
+    """Return a size in bytes.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text.lower())
+    if found is None or found.group(2) not in _UNITS:
+        raise ConfigError("no size of memory", where="--memory", found=repr(text), expected=_REMEDY)
+    return int(float(found.group(1)) * _UNITS[found.group(2)])
+
+
+def jobs_of(text: str | None) -> int | None:
+    """Return a number of processes; None for none.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if text is None:
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        expected = "a number of processes, at least 1"
+        raise ConfigError("no number of processes", where="--jobs", found=repr(text), expected=expected)
+    return int(text)
+
+
+def resources_of(arguments: argparse.Namespace) -> Resources:
+    """Return what the options allow.
+
+    Raises:
+        ConfigError: an option is no size, or no number.
+    """
+    from mindspeed_precision.fold.engines import Resources
+
+    return Resources(memory=memory_of(arguments.memory), jobs=jobs_of(arguments.jobs), dask=arguments.dask)

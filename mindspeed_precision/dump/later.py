@@ -1,0 +1,53 @@
+"""Records of a rank that are read when somebody asks for them, and not kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import overload
+
+from mindspeed_precision.dump.reader import RankRecords, load_rank
+from mindspeed_precision.records import TensorRecord
+
+
+class LaterRecords(Sequence[TensorRecord]):
+    """The records of a rank, read anew each time.
+
+    Args:
+        directory: of the rank.
+        like: a rank whose records have the same keys in the same order.
+    """
+
+    def __init__(self, directory: Path, like: RankRecords) -> None:
+        self._directory = directory
+        self._like = like
+
+    def _read(self) -> Sequence[TensorRecord]:
+        found = load_rank(self._directory)
+        return () if found is None else found.records
+
+    def __len__(self) -> int:
+        return len(self._like.records)
+
+    def __iter__(self) -> Iterator[TensorRecord]:
+        return iter(self._read())
+
+    @overload
+    def __getitem__(self, index: int) -> TensorRecord: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[TensorRecord]: ...
+
+    def __getitem__(self, index: int | slice) -> TensorRecord | Sequence[TensorRecord]:
+        return self._read()[index]
+
+    def until(self, step: int) -> int:
+        """Return how many are of steps until ``step``; nothing is read."""
+        return records_until(self._like, step)
+
+
+def records_until(rank: RankRecords, step: int) -> int:
+    """Return how many records of a rank are of steps until ``step``."""
+    if isinstance(rank.records, LaterRecords):
+        return rank.records.until(step)
+    return sum(record.key.step <= step for record in rank.records)

@@ -1,0 +1,269 @@
+"""Two runs that memory does not hold, as two that it does: one rank of each class, and for whom it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from mindspeed_precision.align.compatible import numbers_text
+from mindspeed_precision.align.stand_ins import StandIns
+from mindspeed_precision.compare.policy import Policy
+from mindspeed_precision.diagnose.rules.registry import given_elsewhere
+from mindspeed_precision.dump.format import INDEX, MANIFEST, Header, parse_line, rank_directory
+from mindspeed_precision.dump.inside import require_inside
+from mindspeed_precision.dump.later import LaterRecords
+from mindspeed_precision.dump.reader import (
+    RankRecords,
+    Run,
+    load_manifest,
+    load_rank,
+    missing_ranks,
+    nothing_written,
+    rank_numbers,
+)
+from mindspeed_precision.errors import DumpError
+from mindspeed_precision.fold.classes import Classes, classes_of, column_of, replica_of
+from mindspeed_precision.fold.engines import Resources, outcomes
+from mindspeed_precision.fold.scan import ColumnOutcome, ColumnTask, RankOutcome, scan_column
+from mindspeed_precision.progress import Progress
+from mindspeed_precision.records import Finding, RankCoordinates, Severity
+
+PER_BYTE = 4.0
+"""Bytes of memory for each byte of an index, where every record is an object: 3.3 were measured."""
+
+PER_PAIR = 3600
+"""Bytes of memory for each pair that is kept: 2.7 KB were measured (docs/scale.md), and workers need some."""
+
+ID = given_elsewhere("coverage.ranks_not_linked")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Folded:
+    """Two runs, folded.
+
+    Attributes:
+        runs: of each side, the ranks that are kept.
+        whole: of each side, every rank; the records of those that are not kept are read when asked for.
+        stand_ins: for which ranks those that are kept stand.
+        left: outcomes of the ranks for which none stands, since memory does not hold them.
+        total: ranks that both runs have.
+    """
+
+    runs: tuple[Run, Run]
+    whole: tuple[Run, Run]
+    stand_ins: StandIns
+    left: tuple[RankOutcome, ...]
+    total: int
+
+    def describe(self) -> str:
+        """Say what was read and what was kept."""
+        kept = len(self.runs[0].ranks.keys() & self.runs[1].ranks.keys())
+        return f"{self.total} ranks were read and compared, {kept} of them stand for all that did the same"
+
+
+def needs_folding(paths: Sequence[Path], resources: Resources) -> bool:
+    """Tell whether two runs are larger than memory may be; False for what is no run of ours."""
+    if not all((path / MANIFEST).is_file() for path in paths):
+        return False
+    indices = (path / rank_directory(rank) / INDEX for path in paths for rank in rank_numbers(path))
+    size = sum(index.stat().st_size for index in indices if index.is_file())
+    return size * PER_BYTE > resources.memory
+
+
+def why_not(paths: Sequence[Path]) -> str:
+    """Say why two runs cannot be folded; empty where they can: as far as their manifests tell."""
+    one, two = (load_manifest(path) for path in paths)
+    if _framework(one) != _framework(two):
+        return "two frameworks computed them"
+    if any(manifest.get("reference") is not None for manifest in (one, two)):
+        return "one took its state from the other"
+    if one.get("first_step") != two.get("first_step"):
+        return "they begin at different steps"
+    if one.get("parallel") != two.get("parallel"):
+        return "their parallel layouts differ"
+    return ""
+
+
+def _framework(manifest: Mapping[str, object]) -> object:
+    found = manifest.get("framework")
+    return found.get("name") if isinstance(found, dict) else None
+
+
+def fold_runs(
+    baseline: Path, candidate: Path, *, policy: Policy, resources: Resources, progress: Progress
+) -> Folded:
+    """Read two runs rank by rank, and keep of each class one rank.
+
+    Args:
+        baseline: run directory of this package.
+        candidate: likewise.
+        policy: what counts as aligned; exact.
+        resources: memory, and who reads.
+        progress: is told how many ranks were read.
+
+    Raises:
+        DumpError: a run cannot be read.
+        PrecisionError: workers died again and again.
+    """
+    paths = baseline, candidate
+    manifests = [load_manifest(path) for path in paths]
+    tasks = _tasks(paths, policy)
+    columns: list[ColumnOutcome] = []
+    total = sum(len(task.ranks) for task in tasks)
+    progress("reading", 0, total)
+    for column in outcomes(scan_column, tasks, resources):
+        columns.append(column)
+        progress("reading", sum(len(one.ranks) for one in columns), total)
+    ranks = sorted((rank for column in columns for rank in column.ranks), key=lambda one: one.rank)
+    _raise_first(ranks)
+    classes = classes_of(_by_first_rank(columns), most=resources.memory // PER_PAIR)
+    stand_ins = _stand_ins(classes, ranks)
+    whole = [
+        _whole_run(path, manifest, ranks, classes, side)
+        for side, (path, manifest) in enumerate(zip(paths, manifests, strict=True))
+    ]
+    alone = {rank.rank for rank in ranks if None in rank.sides}  # so that they are named
+    kept = [
+        replace(
+            run, ranks={n: rank for n, rank in run.ranks.items() if n in classes.stands_for or n in alone}
+        )
+        for run in whole
+    ]
+    left = set(classes.left)
+    return Folded(
+        runs=(kept[0], kept[1]),
+        whole=(whole[0], whole[1]),
+        stand_ins=stand_ins,
+        left=tuple(rank for rank in ranks if rank.rank in left),
+        total=sum(None not in rank.sides for rank in ranks),
+    )
+
+
+def _by_first_rank(columns: Sequence[ColumnOutcome]) -> list[ColumnOutcome]:
+    """Return the columns of which anything is known."""
+    known = [
+        replace(column, ranks=tuple(rank for rank in column.ranks if any(rank.sides))) for column in columns
+    ]
+    return sorted((column for column in known if column.ranks), key=lambda column: column.ranks[0].rank)
+
+
+def _tasks(paths: tuple[Path, Path], policy: Policy) -> list[ColumnTask]:
+    """Return a task for each pipeline; a rank whose header cannot be read makes one of its own."""
+    numbers = [set(rank_numbers(path)) for path in paths]
+    places: dict[object, list[int]] = {}
+    for rank in sorted(numbers[0] | numbers[1]):
+        path = paths[0] if rank in numbers[0] else paths[1]
+        where = _coordinates(path / rank_directory(rank) / INDEX)
+        places.setdefault(("rank", rank) if where is None else column_of(where), []).append(rank)
+    return [
+        ColumnTask(
+            paths=paths,
+            ranks=tuple(ranks),
+            present=tuple((rank in numbers[0], rank in numbers[1]) for rank in ranks),
+            policy=policy,
+        )
+        for ranks in places.values()
+    ]
+
+
+def _coordinates(index: Path) -> RankCoordinates | None:
+    """Return where a rank sits; None where that is for the reader to refuse."""
+    try:
+        require_inside(index, index.parent.parent)
+        with index.open("rb") as file:
+            line = parse_line(file.readline(1 << 16), where=str(index))
+    except (OSError, DumpError):
+        return None
+    return line.coordinates if isinstance(line, Header) else None
+
+
+def _raise_first(ranks: Iterable[RankOutcome]) -> None:
+    """Raise what reading one run after the other, rank by rank, would have raised first."""
+    listed = list(ranks)
+    for side in (0, 1):
+        for rank in listed:
+            error = rank.errors[side]
+            if error is not None:
+                raise error
+
+
+def _stand_ins(classes: Classes, ranks: Sequence[RankOutcome]) -> StandIns:
+    replica = {
+        rank.rank: replica_of(next(side for side in rank.sides if side is not None).coordinates)
+        for rank in ranks
+        if any(rank.sides)
+    }
+    stood_for = {one for some in classes.stands_for.values() for one in some} - classes.stands_for.keys()
+    batches: dict[tuple[str, int], tuple[int, int]] = {}
+    for rank in (rank for rank in ranks if rank.rank in stood_for):
+        for place, (one, two) in rank.batches.items():
+            known = batches.get(place, (0, 0))
+            batches[place] = known[0] + one, known[1] + two
+    return StandIns(
+        ranks=classes.stands_for,
+        beside={
+            rank: tuple(one for one in some if replica[one] == replica[rank])
+            for rank, some in classes.stands_for.items()
+        },
+        batches=batches,
+    )
+
+
+def _whole_run(
+    path: Path, manifest: dict[str, object], ranks: Sequence[RankOutcome], classes: Classes, side: int
+) -> Run:
+    """Return a run with all its ranks, of which those that are kept have their records."""
+    loaded = {rank: load_rank(path / rank_directory(rank)) for rank in classes.stands_for}
+    kept = {rank: records for rank, records in loaded.items() if records is not None}
+    by = {one: rank for rank, some in classes.stands_for.items() for one in some}
+    found: dict[int, RankRecords] = {}
+    notes: list[str] = []
+    for rank in ranks:
+        outcome = rank.sides[side]
+        if outcome is None:
+            if rank.present[side]:
+                notes.append(nothing_written(rank.rank))
+            continue
+        notes += [f"rank {rank.rank}: {note}" for note in outcome.notes]
+        like = kept.get(by.get(rank.rank, -1))
+        directory = path / rank_directory(rank.rank)
+        found[rank.rank] = kept.get(rank.rank) or RankRecords(
+            directory=directory,
+            coordinates=outcome.coordinates,
+            records=LaterRecords(directory, like) if like is not None else (),
+            steps=outcome.steps,
+            parameters=like.parameters if like is not None else (),
+            microbatches=dict(outcome.microbatches),
+            complete=not outcome.notes,
+            findings=outcome.findings,
+            notes=outcome.notes,
+        )
+    notes += missing_ranks(path, manifest, found)
+    return Run(path=path, manifest=manifest, ranks=found, notes=tuple(notes))
+
+
+def not_linked(folded: Folded) -> tuple[list[Finding], list[str]]:
+    """Say of which ranks no more is known than which records differ: a finding where some do."""
+    if not folded.left:
+        return [], []
+    numbers = numbers_text([rank.rank for rank in folded.left])
+    differing = sum(rank.differing for rank in folded.left)
+    said = (
+        f"ranks {numbers}: {sum(rank.pairs for rank in folded.left)} records have a partner, {differing} "
+        "differ; memory does not hold them, and what explains what was not looked for (a larger --memory)"
+    )
+    if not differing:
+        return [], [said]
+    finding = Finding(
+        id=ID,
+        severity=Severity.WARNING,
+        confidence=1.0,
+        title=f"{len(folded.left)} ranks were compared bit for bit alone: no cause was looked for in them",
+        evidence=(said,),
+        remedy="compare with a larger --memory: the ranks that differ first are the ones that were looked at",
+    )
+    return [finding], []
+
+
+__all__ = ["ID", "Folded", "fold_runs", "needs_folding", "not_linked", "why_not"]

@@ -1,0 +1,67 @@
+"""The benchmark of large runs measures what it says, at a size that takes seconds."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "scale.py"
+
+
+@pytest.fixture(scope="module")
+def scale() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("bench_scale", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_small_run_is_measured_and_leaves_nothing(scale, tmp_path, capsys):
+    sizes = {"tp": 1, "pp": 2, "dp": 4, "layers": 1, "microbatches": 2, "steps": 2}
+    words = [word for name, size in sizes.items() for word in (f"--{name}", str(size))]
+    scratch, numbers = tmp_path / "scratch", tmp_path / "numbers.json"
+    words += ["--scratch", str(scratch), "--memory", "1MiB", "--jobs", "1", "--json", str(numbers)]
+    assert scale.main(words) == 0
+    told = capsys.readouterr().out
+    [cost] = json.loads(numbers.read_text())["one"]
+    assert (cost["ranks"], cost["steps"], cost["status"]) == (8, 2, 1)
+    assert "8 ranks were read and compared" in cost["told"]
+    assert cost["memory_mib"] > 20
+    assert cost["cpu_seconds"] > 0
+    assert f"| 8 | 2 | {cost['records']:.0f} |" in told
+    assert not list(scratch.iterdir())
+
+
+def test_a_line_is_fitted_to_processor_time_over_records(scale):
+    costs = [
+        scale.Cost(
+            ranks=ranks,
+            steps=2,
+            records=500.0,
+            gigabytes=1.0,
+            seconds=1.0,
+            cpu_seconds=3.0 + ranks * 2000 * 5e-6,
+            memory_mib=1,
+            status=1,
+            told="",
+        )
+        for ranks in (8, 16, 32)
+    ]
+    assert scale.fitted(costs) == pytest.approx((3.0, 5.0))
+
+
+def test_ranks_steps_and_records_grow_one_at_a_time(scale):
+    grown = scale.variations(scale.WHOLE)
+    assert [run.world for run in grown["ranks"]] == [4096, 8192, 16384]
+    assert [run.steps for run in grown["steps"]] == [3, 6, 12]
+    counts = [scale.records_per_step(run) for run in grown["records"]]
+    assert counts == sorted(counts)
+    assert {run.world for name in ("steps", "records") for run in grown[name]} == {4096}
