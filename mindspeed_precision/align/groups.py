@@ -195,7 +195,7 @@ class Groups:
         """Return why a module's tensor cannot be compared; empty where it can."""
         if key.fqn in self._spanning and slot_of(key) not in self._ends:
             return "no layout rule for what has parts on several stages"
-        if self._experts is not Experts.MODULES and _EXPERT.fullmatch(key.fqn):
+        if _EXPERT.fullmatch(key.fqn) and not self._same_tokens(where):
             return "no layout rule for modules of experts"
         if self._lanes is Lanes.ACTIVATIONS:
             return ""
@@ -206,6 +206,11 @@ class Groups:
         if self._contexts_together(where) and not self._known(key) and key.phase is not Phase.FPROP:
             return _OTHER_TOKENS
         return place.reason if isinstance(place, Unplaced) else ""
+
+    def _same_tokens(self, where: RankCoordinates) -> bool:
+        """Tell whether an expert is given the same tokens in both runs, in an order that is known."""
+        placed = self._lanes is not Lanes.ACTIVATIONS and not self._contexts_together(where)
+        return self._experts is Experts.MODULES or (self._experts is Experts.SUMS and placed)
 
     def _add_other(
         self,

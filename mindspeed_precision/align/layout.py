@@ -28,13 +28,12 @@ from mindspeed_precision.align.lanes import (
     layout_of,
 )
 from mindspeed_precision.align.microbatches import Numbering, common_numbering
-from mindspeed_precision.align.places import Slot, of_module, placement_of, slot_of
+from mindspeed_precision.align.places import Slot, of_collective, of_module, placement_of, slot_of
 from mindspeed_precision.align.sequences import doubt_of_order, sequences_known
 from mindspeed_precision.align.shards import CanonicalRank, Merged
 from mindspeed_precision.dump.reader import RankRecords, Run
 from mindspeed_precision.record.placement import PARAMETER_ROLES
 from mindspeed_precision.records import (
-    COLLECTIVES,
     ParameterDeclaration,
     RecordKey,
     ReplicasDiffer,
@@ -183,8 +182,7 @@ def ends_of(run: Run, spanning: frozenset[str]) -> dict[Slot, int]:
     for rank in run.ranks.values():
         stage = rank.coordinates.pp_rank
         for key in (record.key for record in rank.records):
-            collective = key.slot.partition(".")[0] in COLLECTIVES
-            if key.fqn in spanning and of_module(key) and not collective:
+            if key.fqn in spanning and of_module(key) and not of_collective(key):
                 slots[slot_of(key)].append(stage)
                 parts[key.fqn].append(stage)
     inputs = Role.INPUT, Role.GRAD_INPUT
@@ -243,6 +241,16 @@ def masters_of_one(baseline: Run, candidate: Run) -> dict[RecordKey, str]:
     if all(found):
         return {}
     return dict.fromkeys(found[0] | found[1], "master parameters, which the other layout does not keep apart")
+
+
+def collectives_of_one(baseline: Canonical, candidate: Canonical) -> dict[RecordKey, str]:
+    """Return the keys of collectives without a rule that one run alone calls: there is nothing to compare."""
+    one, two = (
+        {r.key for rank in found.run.ranks.values() for r in rank.records if of_collective(r.key)}
+        for found in (baseline, candidate)
+    )
+    unruled = baseline.unruled.keys() | candidate.unruled.keys()
+    return dict.fromkeys((one ^ two) & unruled, "collectives that the other layout does not call")
 
 
 def unruled_notes(unruled: Mapping[RecordKey, str]) -> list[str]:

@@ -21,7 +21,12 @@ from mindspeed_precision.align.conventions import with_conventions
 from mindspeed_precision.align.definition import of_one_definition
 from mindspeed_precision.align.forced import forced_note, forced_steps
 from mindspeed_precision.align.lanes import describe_layouts, layouts_differ
-from mindspeed_precision.align.layout import canonical_runs, masters_of_one, unruled_notes
+from mindspeed_precision.align.layout import (
+    canonical_runs,
+    collectives_of_one,
+    masters_of_one,
+    unruled_notes,
+)
 from mindspeed_precision.align.mapping import Drop, Mapping, renamed
 from mindspeed_precision.align.shards import CanonicalRank
 from mindspeed_precision.align.stand_ins import StandIns
@@ -200,7 +205,12 @@ class _Across:
         padding = padding_of(one.run, two.run)
         if padding is not None:
             one, two = with_common_rows(one, padding), with_common_rows(two, padding)
-        unruled = {**masters_of_one(one.run, two.run), **one.unruled, **two.unruled}
+        unruled = {
+            **masters_of_one(one.run, two.run),
+            **one.unruled,
+            **two.unruled,
+            **collectives_of_one(one, two),
+        }
         note = f"the baseline ran as {names[0]}, the candidate as {names[1]}: shards are put together"
         return cls(
             baseline=one.run,

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from mindspeed_precision.record.placement import EMBEDDING_GROUP
 from mindspeed_precision.records import (
+    COLLECTIVES,
     NO_MICROBATCH,
     ParameterDeclaration,
     Phase,
@@ -37,6 +38,11 @@ def slot_of(key: RecordKey) -> Slot:
 def of_module(key: RecordKey) -> bool:
     """Tell whether a record is of a module's forward or backward, and not of a collective of nobody's."""
     return key.phase in _OF_MODULES and key.microbatch != NO_MICROBATCH and key.fqn != _NOBODYS
+
+
+def of_collective(key: RecordKey) -> bool:
+    """Tell whether a record is of what a collective is given, or gives back."""
+    return key.slot.partition(".")[0] in COLLECTIVES
 
 
 def placement_of(parameter: ParameterDeclaration, where: RankCoordinates) -> Placement | None:

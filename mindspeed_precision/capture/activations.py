@@ -14,8 +14,9 @@ from typing import Any
 
 from mindspeed_precision.backends.base import PlacingBackend
 from mindspeed_precision.backends.capture_base import CaptureBackend
-from mindspeed_precision.capture.layout_rules import KEYS, TOKENS, Dimension, Form, LayoutRule
+from mindspeed_precision.capture.layout_rules import KEYS, ROUTED, TOKENS, Dimension, Form, LayoutRule
 from mindspeed_precision.capture.names import Names
+from mindspeed_precision.capture.placement import expert_tensor_group
 from mindspeed_precision.record.placement import CONTEXT_GROUP, TENSOR_GROUP, joined, summed_over
 from mindspeed_precision.records import (
     COLLECTIVES,
@@ -74,6 +75,7 @@ class ActivationPlacer:
         self._other_cut = coordinates.cp_size > 1 and any(
             getattr(config, name, value) != value for name, value in _ZIGZAG.items()
         )
+        self._uneven = getattr(config, "moe_expert_capacity_factor", None) is not None
         self._known: dict[_Kind, Place] = {}
         self._rule_of: dict[str, LayoutRule | None] = {}
 
@@ -110,21 +112,30 @@ class ActivationPlacer:
             return Unplaced(reason=reason)
         if dtype.startswith("complex"):
             return Unplaced(reason=f"no layout rule for {dtype}")
-        if self._coordinates.cp_size > 1 and (reason := self._not_of_context(form)):
-            return Unplaced(reason=f"no layout rule for {what} of {kind} under context parallelism: {reason}")
+        if reason := self._not_told(form):
+            return Unplaced(reason=f"no layout rule for {what} of {kind}{reason}")
         placed = self._placed(form, shape, key.fqn)
         if placed is not None and self._coordinates.cp_size > 1 and _sums_tokens(key, form):
             placed = summed_over(placed, CONTEXT_GROUP)
         return placed or Unplaced(reason=f"{what} of {kind} is not as its layout rule says ({form.text})")
 
-    def _not_of_context(self, form: Form) -> str:
-        """Say why the rules do not tell how a tensor is split over the context-parallel group; or empty."""
-        if form.dimensions is None:
-            return "its dimensions are not named"
-        if any(dimension.name == KEYS for dimension in form.dimensions):
-            return "keys come in an order of their own"
-        tokens = any(dimension.name in TOKENS for dimension in form.dimensions)
-        return "the sequence is not cut as Megatron does" if tokens and self._other_cut else ""
+    def _not_told(self, form: Form) -> str:
+        """Say in which case the rules do not tell how a tensor is split, as of this run; or empty."""
+        names = None if form.dimensions is None else {dimension.name for dimension in form.dimensions}
+        if names is not None and ROUTED in names and self._uneven:
+            return " where tokens are dropped or padded by rank"
+        if self._coordinates.cp_size == 1:
+            return ""
+        under = " under context parallelism: "
+        if names is None:
+            return f"{under}its dimensions are not named"
+        if KEYS in names or ROUTED in names:
+            return (
+                f"{under}{'keys' if KEYS in names else 'tokens of an expert'} come in an order of their own"
+            )
+        if names & set(TOKENS) and self._other_cut:
+            return f"{under}the sequence is not cut as Megatron does"
+        return ""
 
     def _rule(self, fqn: str, module: Any) -> LayoutRule | None:
         if fqn not in self._rule_of:
@@ -133,7 +144,10 @@ class ActivationPlacer:
 
     def _placed(self, form: Form, shape: tuple[int, ...], fqn: str) -> Placement | None:
         """Return the placement of a tensor; None where it is not as its rule says."""
-        partial = TENSOR_GROUP if form.summed and self._group(form.summed)[0] > 1 else ""
+        terms = self._group(form.summed)[0] if form.summed else 1
+        if terms not in (1, self._coordinates.tp_size):
+            return None  # which rank has which term is known of the whole tensor-parallel group alone
+        partial = TENSOR_GROUP if terms > 1 else ""
         if form.dimensions is None:
             return Placement(shape=shape, partial=partial)
         if len(form.dimensions) != len(shape):
@@ -193,7 +207,7 @@ class ActivationPlacer:
         """Return size and rank of a group; 1 and 0 for one that splits nothing in this run."""
         if name == "tp" or (name == "sp" and self._sequence_parallel):
             return self._coordinates.tp_size, self._coordinates.tp_rank
-        return 1, 0
+        return expert_tensor_group(self._coordinates) if name == "etp" else (1, 0)
 
 
 def _sums_tokens(key: RecordKey, form: Form) -> bool:

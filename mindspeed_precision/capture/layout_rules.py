@@ -18,14 +18,18 @@ from typing import Any
 from mindspeed_precision.config import data_directory, read_document
 from mindspeed_precision.errors import ConfigError
 
-GROUPS = ("tp", "sp")
-"""What a dimension can be split over: the tensor-parallel group; the same under sequence parallelism."""
+GROUPS = ("tp", "sp", "etp")
+"""What a dimension can be split over, or a sum goes over: the tensor-parallel group; the same under sequence
+parallelism; the ranks that an expert is split over."""
 
 TOKENS = ("s", "t")
 """Letters of dimensions along which tokens lie: of one sequence, or of all samples."""
 
 KEYS = "k"
 """Letter of the tokens that attention looks at: of the whole sequence, in an order of its own."""
+
+ROUTED = "r"
+"""Letter of the tokens that were sent to one expert."""
 
 ANY_SLOT = "*"
 ANY_SHAPE = "..."

@@ -119,8 +119,15 @@ def _grouped(
 
 def _tensor_group(owner: Any, coordinates: RankCoordinates) -> tuple[int, int]:
     """Return size and rank of the group that a module's parameters are split over; experts have their own."""
+    return (
+        expert_tensor_group(coordinates) if _of_experts(owner) else (coordinates.tp_size, coordinates.tp_rank)
+    )
+
+
+def expert_tensor_group(coordinates: RankCoordinates) -> tuple[int, int]:
+    """Return size and rank of the group that an expert is split over: else the tensor-parallel one."""
     state: Any = sys.modules.get("megatron.core.parallel_state")
-    if _of_experts(owner) and hasattr(state, "get_expert_tensor_parallel_world_size"):
+    if hasattr(state, "get_expert_tensor_parallel_world_size"):
         return state.get_expert_tensor_parallel_world_size(), state.get_expert_tensor_parallel_rank()
     return coordinates.tp_size, coordinates.tp_rank
 

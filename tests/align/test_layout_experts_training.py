@@ -135,6 +135,33 @@ def test_modules_of_experts_that_take_from_their_own_rank(record):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("version", ["0.12.1", "0.17.1", "0.19.2"])
+def test_modules_of_experts_within_a_tensor_parallel_group(version, record):
+    """The tokens of one group reach an expert in one order, whole experts or halves of them; then a fault."""
+    settings = {"version": version, "more": WHOLE, **MIXTURE}
+    baseline = record(1, **settings)
+    expert = EXPERT.removesuffix(".weight")
+    for split in ({"ep": 2, "etp": 1}, {"etp": 2}):
+        layout = {"tp": 2, "sequence_parallel": True, **split}
+        diagnosis = compare_runs(baseline, record(2, start=baseline, **layout, **settings))
+        require_healthy(diagnosis)
+        found = shown(diagnosis)
+        modules = {key for key in found if key[1] in (expert, expert.removesuffix(".linear_fc1"))}
+        phases = {(phase, role) for phase, _, role in modules}
+        assert phases >= {
+            (Phase.FPROP, Role.OUTPUT),
+            (Phase.DGRAD, Role.GRAD_INPUT),
+            (Phase.WGRAD, Role.INPUT),
+        }
+        assert (Phase.FPROP, "decoder.layers.0.mlp.router", Role.OUTPUT) in found
+    faulty = record(2, start=baseline, plant="scaled_expert", **layout, **settings)
+    origins = [o for o in compare_runs(baseline, faulty).origins if o.key.step == 0]
+    assert {(o.key.fqn, o.key.role) for o in origins} == {
+        ("decoder.layers.0.mlp.experts.local_experts.1.linear_fc1", Role.OUTPUT)
+    }
+
+
+@pytest.mark.long
 def test_experts_of_equal_data_parallel_ranks(record):
     start = record(1, microbatches=4, **MIXTURE)
     diagnosis = compare_runs(record(2, start=start, **MIXTURE), record(2, start=start, ep=2, **MIXTURE))

@@ -78,3 +78,18 @@ def test_an_evaluation_between_steps_is_no_microbatch(record, mode):
     assert run.ranks[0].microbatches == {-1: 0, 0: 2, 1: 2}
     keys = [record.key for record in run.ranks[0].records]
     assert len(keys) == len(set(keys))
+
+
+@pytest.mark.parametrize(("level", "most"), [("statistics", 2048), ("fingerprint", 1024)])
+def test_what_a_record_takes_on_the_disk(level, most, record):
+    """At most 2 KiB as recorded by default: every file of the run counts, in a run as short as this."""
+    run = record(overrides=[f"capture.level={level}"] if level != "statistics" else [])
+    size = sum(file.stat().st_size for file in run.path.rglob("*") if file.is_file())
+    records = sum(len(rank.records) for rank in run.ranks.values())
+    assert records > 1000
+    assert size / records <= most, f"{size / records:.0f} bytes"
+    longest = max(
+        (run.path / "rank00000" / "index.jsonl").read_bytes().splitlines(),
+        key=lambda line: len(line) * (b'"record"' in line[:20]),
+    )
+    assert len(longest) <= 2048

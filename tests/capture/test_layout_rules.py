@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sys
+import types
 from dataclasses import dataclass
 
 import pytest
@@ -229,6 +231,32 @@ def test_what_context_parallelism_orders_otherwise_is_not_placed():
     )
     mask = scores.place(key(Role.INPUT, "1"), (1, 1, 4, 8), "bool")
     assert "its dimensions are not named" in mask.reason
+
+
+class RowParallelLinear:
+    """Of an expert."""
+
+    is_expert = True
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_a_linear_of_an_expert(size, monkeypatch):
+    """Its output is a term of a sum; which term, is known of the whole tensor-parallel group alone."""
+    state = types.SimpleNamespace(
+        get_expert_tensor_parallel_world_size=lambda: size, get_expert_tensor_parallel_rank=lambda: size - 1
+    )
+    monkeypatch.setitem(sys.modules, "megatron.core.parallel_state", state)
+    placed = placer(RowParallelLinear(), tp=2).place(key(Role.OUTPUT), (7, 5), "float32")
+    if size > 2:
+        assert "is not as its layout rule says" in placed.reason
+    else:
+        assert placed == Placement(shape=(7, 5), partial=TENSOR_GROUP if size == 2 else "")
+    context = placer(RowParallelLinear(), tp=2, cp_size=2).place(key(Role.OUTPUT), (7, 5), "float32")
+    assert "tokens of an expert come in an order of their own" in context.reason
+    config = Config()
+    config.moe_expert_capacity_factor = 1.0
+    uneven = placer(RowParallelLinear(), tp=2, config=config).place(key(Role.OUTPUT), (7, 5), "float32")
+    assert "where tokens are dropped or padded by rank" in uneven.reason
 
 
 @pytest.mark.parametrize(

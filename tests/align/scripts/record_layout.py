@@ -157,6 +157,14 @@ def scaled_output_of_context(trainer):
         on_last_rank(trainer, "decoder.layers.0.mlp.linear_fc1", lambda output: output * 1.001)
 
 
+def scaled_expert(trainer):
+    """The first linear of one expert gives 1.001 times what it should, on each rank with a part of it."""
+    for chunk in trainer.model:
+        for name, module in chunk.named_modules():
+            if name.endswith("layers.0.mlp.experts.local_experts.1.linear_fc1"):
+                module.register_forward_hook(lambda _, args, out: (out[0] * 1.001, *out[1:]))
+
+
 def rolled_rows(trainer):
     """One rank has the rows (tokens) of its shard of a column-parallel linear's output one place off."""
     on_last_rank(trainer, "decoder.layers.1.mlp.linear_fc1", lambda output: output.roll(1, 0))
@@ -180,6 +188,7 @@ FAULTS = (
     forward_and_rows,
     scaled_output,
     scaled_output_of_context,
+    scaled_expert,
     rolled_rows,
     unreduced_output,
 )
