@@ -1,4 +1,4 @@
-"""Every hard dependency has wheels for aarch64, on which Ascend's servers run: pip resolves, and fetches none."""
+"""Every hard dependency has wheels for aarch64, on which Ascend's servers run: pip resolves them."""
 
 from __future__ import annotations
 
