@@ -15,6 +15,7 @@ _SECTIONS = (
     *("model_config", "schedule"),
 )
 _SETTINGS = ("capture", "determinism")
+_WHOLE = ("config", "settings")
 
 
 def check_manifest(manifest: Mapping[str, Any], *, where: str) -> None:
@@ -23,7 +24,7 @@ def check_manifest(manifest: Mapping[str, Any], *, where: str) -> None:
     Raises:
         DumpError: the manifest is damaged.
     """
-    for name in ("config", "settings"):
+    for name in _WHOLE:
         _require(manifest.get(name), dict, f"{where}: {name}")
     for name in _SECTIONS:
         _require((manifest.get("config") or {}).get(name), dict, f"{where}: config.{name}")
@@ -35,6 +36,19 @@ def check_manifest(manifest: Mapping[str, Any], *, where: str) -> None:
     for rule in rules or ():
         _require({} if rule == {} else rule or [], dict, f"{where}: settings.capture.rules")
     _integers(manifest, where)
+
+
+def without_empty_sections(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a checked manifest without the sections that are null: they are absent, for all that read it."""
+    kept = {name: value for name, value in manifest.items() if name not in _WHOLE or value is not None}
+    for name, sections in (("config", _SECTIONS), ("settings", _SETTINGS)):
+        if name in kept:
+            inner = kept[name].items()
+            kept[name] = {key: value for key, value in inner if key not in sections or value is not None}
+    capture = kept.get("settings", {}).get("capture", {})
+    if "rules" in capture and capture["rules"] is None:
+        kept["settings"]["capture"] = {key: value for key, value in capture.items() if key != "rules"}
+    return kept
 
 
 def _require(value: Any, kind: type, where: str) -> None:

@@ -38,7 +38,7 @@ from mindspeed_precision.dump.format import (
 )
 from mindspeed_precision.dump.inside import read_inside, require_inside
 from mindspeed_precision.dump.joining import join
-from mindspeed_precision.dump.manifest import check_manifest
+from mindspeed_precision.dump.manifest import check_manifest, without_empty_sections
 from mindspeed_precision.dump.object_store import local_directory
 from mindspeed_precision.dump.payload import PayloadFile
 from mindspeed_precision.dump.strict_json import check_keys, load_object
@@ -234,7 +234,7 @@ def load_manifest(path: Path) -> dict[str, Any]:
             remedy=remedy,
         )
     check_manifest(manifest, where=str(file))
-    shown: dict[str, Any] = redact(manifest)  # an older version wrote it as it came
+    shown: dict[str, Any] = redact(without_empty_sections(manifest))  # an older version wrote it as it came
     return shown
 
 

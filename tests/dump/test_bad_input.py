@@ -12,7 +12,10 @@ from mindspeed_precision.backends.base import HostTensor
 from mindspeed_precision.dump.reader import load_run
 from mindspeed_precision.dump.writer import RankWriter, create_run
 from mindspeed_precision.errors import DumpError
+from mindspeed_precision.flow import compare_runs
 from mindspeed_precision.records import Digest, Phase, RankCoordinates, RecordKey, Role, TensorRecord
+from mindspeed_precision.testing.fake_runs import write_fake_run
+from mindspeed_precision.verify.check import check_run
 
 
 def record(seq, step):
@@ -277,3 +280,23 @@ def test_an_error_repeats_no_file(tmp_path):
     with pytest.raises(DumpError) as caught:
         load_run(path)
     assert len(str(caught.value)) < 2000
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"config": None},
+        {"settings": None},
+        {"config": {"megatron_args": None, "ddp_config": None, "optimizer_config": None, "schedule": None}},
+        {"settings": {"capture": None, "determinism": None}},
+        {"settings": {"capture": {"rules": None}}},
+    ],
+    ids=str,
+)
+def test_a_section_that_is_null_is_absent(tmp_path, changes):
+    run = write_fake_run(tmp_path / "run", steps=1)
+    manifest = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**manifest, **changes}))
+    check_run(run)
+    compare_runs(run, run)
+    assert None not in load_run(run).manifest.get("config", {}).values()

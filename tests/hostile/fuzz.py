@@ -19,6 +19,7 @@ import tempfile
 import time
 import warnings
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
@@ -28,6 +29,7 @@ from spoiling import SPOILS, Spoil, spoil
 from mindspeed_precision.errors import PrecisionError
 
 PATIENCE = 10
+LONGEST = 1500
 MEMORY = 1 << 30
 """Bytes of address space beyond what the process has when it begins."""
 
@@ -142,6 +144,16 @@ def limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
+def told(error: BaseException) -> Iterator[str]:
+    """Yield what an error says and what hypothesis notes of it, shortened; of a group, for each in it."""
+    for one in getattr(error, "exceptions", ()) or (error,):
+        if one is not error:
+            yield from told(one)
+            continue
+        text = "\n    ".join([f"{type(one).__name__}: {one}", *getattr(one, "__notes__", ())])
+        yield text if len(text) < LONGEST else f"{text[:LONGEST]} …"
+
+
 def main() -> int:
     """Fuzz, print the counts. Status 1 where an input was neither read nor refused."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -162,8 +174,8 @@ def main() -> int:
                 if isinstance(error, KeyboardInterrupt):
                     raise
                 failed += 1
-                notes = "\n    ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
-                sys.stdout.write(f"FAILED {name}: {notes}\n")
+                sys.stdout.writelines(f"FAILED {name}: {line}\n" for line in told(error))
+                sys.stdout.flush()
                 if os.environ.get("FUZZ_TRACE"):
                     sys.excepthook(type(error), error, error.__traceback__)
                 continue
