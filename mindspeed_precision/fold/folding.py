@@ -10,6 +10,7 @@ from mindspeed_precision.align.compatible import numbers_text
 from mindspeed_precision.align.stand_ins import StandIns
 from mindspeed_precision.compare.policy import Policy
 from mindspeed_precision.diagnose.rules.registry import given_elsewhere
+from mindspeed_precision.dump.attempts import attempt_directories
 from mindspeed_precision.dump.format import INDEX, MANIFEST, Header, parse_line, rank_directory
 from mindspeed_precision.dump.inside import require_inside
 from mindspeed_precision.dump.later import LaterRecords
@@ -66,7 +67,7 @@ def needs_folding(paths: Sequence[Path], resources: Resources) -> bool:
     """Tell whether two runs are larger than memory may be; False for what is no run of ours."""
     if not all((path / MANIFEST).is_file() for path in paths):
         return False
-    indices = (path / rank_directory(rank) / INDEX for path in paths for rank in rank_numbers(path))
+    indices = (path / rank_directory(rank) / INDEX for path in paths for rank in _ranks(path))
     size = sum(index.stat().st_size for index in indices if index.is_file())
     return size * PER_BYTE > resources.memory
 
@@ -74,6 +75,8 @@ def needs_folding(paths: Sequence[Path], resources: Resources) -> bool:
 def why_not(paths: Sequence[Path]) -> str:
     """Say why two runs cannot be folded; empty where they can: as far as their manifests tell."""
     one, two = (load_manifest(path) for path in paths)
+    if any(attempt_directories(path) for path in paths):
+        return "one was restarted"
     if _framework(one) != _framework(two):
         return "two frameworks computed them"
     if any(manifest.get("reference") is not None for manifest in (one, two)):
@@ -83,6 +86,10 @@ def why_not(paths: Sequence[Path]) -> str:
     if one.get("parallel") != two.get("parallel"):
         return "their parallel layouts differ"
     return ""
+
+
+def _ranks(path: Path) -> list[int]:
+    return rank_numbers(path, load_manifest(path))
 
 
 def _framework(manifest: Mapping[str, object]) -> object:
@@ -150,7 +157,7 @@ def _by_first_rank(columns: Sequence[ColumnOutcome]) -> list[ColumnOutcome]:
 
 def _tasks(paths: tuple[Path, Path], policy: Policy) -> list[ColumnTask]:
     """Return a task for each pipeline; a rank whose header cannot be read makes one of its own."""
-    numbers = [set(rank_numbers(path)) for path in paths]
+    numbers = [set(_ranks(path)) for path in paths]
     places: dict[object, list[int]] = {}
     for rank in sorted(numbers[0] | numbers[1]):
         path = paths[0] if rank in numbers[0] else paths[1]

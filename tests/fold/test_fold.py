@@ -221,6 +221,15 @@ def test_other_layouts_are_put_together_in_memory(baseline, tmp_path):
     assert "their parallel layouts differ" in found.note
 
 
+def test_a_run_that_was_restarted_is_put_together_in_memory(baseline, tmp_path):
+    again = write_scale_run(tmp_path / "again", HEALTHY)
+    shutil.copytree(again, again / "restart01")
+    small = Resources(memory=smallest(baseline, again), jobs=1)
+    found = compare_in_full(baseline, again, resources=small)
+    assert found.folded is None
+    assert "one was restarted" in found.note
+
+
 def test_the_command_folds_and_says_so(baseline, tmp_path, capsys):
     candidate = with_fault(tmp_path / "candidate", Fault(step=1, dp=1))
     size = f"{smallest(baseline, candidate)}"
