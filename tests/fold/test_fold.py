@@ -223,8 +223,8 @@ def test_other_layouts_are_put_together_in_memory(baseline, tmp_path):
 
 def test_a_run_that_was_restarted_is_put_together_in_memory(baseline, tmp_path):
     again = write_scale_run(tmp_path / "again", HEALTHY)
-    shutil.copytree(again, again / "restart01")
     small = Resources(memory=smallest(baseline, again), jobs=1)
+    shutil.copytree(again, again / "restart01")
     found = compare_in_full(baseline, again, resources=small)
     assert found.folded is None
     assert "one was restarted" in found.note
