@@ -103,7 +103,7 @@ lint: $(VENV)/.dev ## ruff and mypy
 	$(BIN)/mypy
 
 fast: $(VENV)/.dev $(MCORE_TREES) ## tests that take seconds
-	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 matrix: $(VENV)/.dev $(MCORE_TREES) $(MSPROBE)/.ready ## tests that take minutes
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m 'matrix and not long' $(ARGS)

@@ -17,7 +17,7 @@ Record = Callable[..., Path]
 @pytest.fixture(scope="module")
 def record(megatron: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Record:
     """Return a function that trains some steps in processes of their own, once for each call alike."""
-    from mindspeed_precision.testing.demo.launch import run_training
+    from preloaded import run_training
 
     folder = tmp_path_factory.mktemp("layouts")
     known: dict[str, Path] = {}

@@ -14,10 +14,11 @@ import pytest
 
 pytest.importorskip("torch")
 
+from preloaded import run_training
+
 from mindspeed_precision.flow import compare_runs
 from mindspeed_precision.records import Diagnosis, Phase, Role, Verdict
 from mindspeed_precision.report.console import render
-from mindspeed_precision.testing.demo.launch import run_training
 
 pytestmark = [pytest.mark.torch, pytest.mark.megatron, pytest.mark.long]
 

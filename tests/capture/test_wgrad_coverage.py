@@ -110,8 +110,9 @@ def test_a_fused_gemm_counts_as_dw_when_runs_are_compared(record):
     ],
 )
 def test_two_processes_are_covered_and_the_same_as_unobserved(megatron, capture_scripts, tmp_path, options):
+    from preloaded import run_training
+
     from mindspeed_precision import load_run
-    from mindspeed_precision.testing.demo.launch import run_training
 
     run_training(
         capture_scripts / "observe_twice.py",

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from preloaded import run_training
 
 from mindspeed_precision.ckpt import open_checkpoint
 from mindspeed_precision.records import Severity
 from mindspeed_precision.report.examination import examination_status
 from mindspeed_precision.testing.demo.arguments import demo_arguments
-from mindspeed_precision.testing.demo.launch import SCRIPT, run_training
+from mindspeed_precision.testing.demo.launch import SCRIPT
 
 pytestmark = [pytest.mark.matrix, pytest.mark.megatron, pytest.mark.torch]
 

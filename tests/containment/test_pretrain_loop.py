@@ -12,9 +12,11 @@ FAILING = Path(__file__).parent / "scripts" / "fail_on_rank_1.py"
 
 
 def test_one_rank_stops_recording_and_the_training_is_the_same(megatron, tmp_path):
+    from preloaded import run_training
+
     from mindspeed_precision import load_run
     from mindspeed_precision.testing.demo.arguments import demo_arguments
-    from mindspeed_precision.testing.demo.launch import SCRIPT, run_training
+    from mindspeed_precision.testing.demo.launch import SCRIPT
 
     out = tmp_path / "run"
     arguments = demo_arguments(iterations=3, global_batch_size=4, dropout=0.0, tp=2)

@@ -9,11 +9,12 @@ import pytest
 
 pytest.importorskip("torch")
 
+from preloaded import run_training
+
 from mindspeed_precision.dump.reader import load_run
 from mindspeed_precision.flow import compare_runs
 from mindspeed_precision.records import Phase, Role
 from mindspeed_precision.report.files import write_files
-from mindspeed_precision.testing.demo.launch import run_training
 
 pytestmark = [pytest.mark.torch, pytest.mark.megatron, pytest.mark.long]
 

@@ -31,8 +31,10 @@ LONG = ("ep2", "cp2", "tp2 pp2")
 
 
 def record(megatron, tmp_path, name, layout, *flags):
+    from preloaded import run_training
+
     from mindspeed_precision.testing.demo.arguments import demo_arguments
-    from mindspeed_precision.testing.demo.launch import SCRIPT, run_training
+    from mindspeed_precision.testing.demo.launch import SCRIPT
 
     processes, options, further = layout
     out = tmp_path / name

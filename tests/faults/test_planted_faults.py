@@ -146,8 +146,9 @@ def test_the_same_adam_epsilon(compare):
 def test_the_data_of_one_rank_shuffled(megatron, tmp_path, shuffled):
     from pathlib import Path
 
+    from preloaded import run_training
+
     from mindspeed_precision import compare_runs
-    from mindspeed_precision.testing.demo.launch import run_training
 
     script = Path(__file__).parent / "scripts" / "record_with_data_seed.py"
     for name, seed in (("baseline", 1234), ("candidate", 99 if shuffled else 1234)):

@@ -115,11 +115,19 @@ def test_sixty_steps_of_four_hundred_tensors(make_report):
     assert '"size":[400,60]' in page
 
 
-@pytest.mark.matrix
-def test_a_thousand_steps_of_two_thousand_tensors(make_report, capsys):
-    size, seconds, page = measured(diagnosis_of(make_report("diverged").diagnosis, 1000, 2000))
+@pytest.mark.parametrize(
+    ("steps", "tensors"),
+    [
+        pytest.param(200, 1000, marks=pytest.mark.matrix),
+        pytest.param(1000, 2000, marks=pytest.mark.long),
+    ],
+)
+def test_a_long_run_of_many_tensors(steps, tensors, make_report, capsys):
+    size, seconds, page = measured(diagnosis_of(make_report("diverged").diagnosis, steps, tensors))
     with capsys.disabled():
-        sys.stdout.write(f"\n1000 steps x 2000 tensors: {size / 1e6:.2f} MB, {seconds:.0f} s of CPU\n")
+        sys.stdout.write(
+            f"\n{steps} steps x {tensors} tensors: {size / 1e6:.2f} MB, {seconds:.0f} s of CPU\n"
+        )
     assert size < 2_000_000
     assert seconds < 180
-    assert '"size":[2000,1000]' in page
+    assert f'"size":[{tensors},{steps}]' in page

@@ -238,7 +238,9 @@ def test_megatron_takes_what_was_shrunk(megatron):
 @pytest.mark.parametrize("case", CASES)
 def test_what_was_shrunk_trains(case, megatron, tmp_path):
     """The real pretrain, on as many CPU processes as the shrunk launch has."""
-    from mindspeed_precision.testing.demo.launch import SCRIPT, run_training
+    from preloaded import run_training
+
+    from mindspeed_precision.testing.demo.launch import SCRIPT
 
     text, processes, devices = CASES[case]
     arguments, _, sizes = shrunk(text, processes, devices=devices, vocabulary=255)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from preloaded import run_training
 
 from mindspeed_precision.errors import ExternalCommandError
 from mindspeed_precision.testing.core_loop.piece import NOTICE
 from mindspeed_precision.testing.demo.arguments import demo_arguments
-from mindspeed_precision.testing.demo.launch import SCRIPT, run_training
+from mindspeed_precision.testing.demo.launch import SCRIPT
+from mindspeed_precision.testing.demo.launch import run_training as launched
 
 pytestmark = [pytest.mark.torch, pytest.mark.megatron]
 
@@ -22,8 +24,8 @@ def train(megatron, tmp_path_factory):
     """Return a function that trains under a version and gives its log's text and numbers."""
     folder = tmp_path_factory.mktemp("core_loop")
 
-    def run(name: str, *, version: str = "0.12.1", processes: int = 1, **more: object):
-        done = run_training(
+    def run(name: str, *, version: str = "0.12.1", processes: int = 1, start=run_training, **more: object):
+        done = start(
             SCRIPT,
             options(**more),
             processes=processes,
@@ -37,7 +39,7 @@ def train(megatron, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def alone(train):
-    return train("alone")
+    return train("alone", start=launched)  # an import says what it is
 
 
 def test_adamw_is_torchs_adamw():
@@ -98,14 +100,14 @@ def test_it_trains_and_says_what_it_is(alone):
 
 @pytest.mark.matrix
 def test_a_version_with_a_loop_of_its_own_keeps_it(train):
-    text, numbers = train("own loop", version="0.17.1")
+    text, numbers = train("own loop", version="0.17.1", start=launched)
     assert len(numbers) == 3
     assert NOTICE.strip() not in text
 
 
 @pytest.mark.matrix
 def test_it_serves_the_later_wheels_without_a_loop(alone, train):
-    text, numbers = train("later", version="0.16.1")
+    text, numbers = train("later", version="0.16.1", start=launched)
     assert NOTICE.strip() in text
     assert numbers == alone[1]
 

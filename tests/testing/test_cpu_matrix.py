@@ -13,10 +13,13 @@ import pytest
 
 pytest.importorskip("torch")
 
+from preloaded import run_training
+
 from mindspeed_precision.errors import ExternalCommandError
 from mindspeed_precision.testing import cpu
 from mindspeed_precision.testing.demo.arguments import demo_arguments
-from mindspeed_precision.testing.demo.launch import SCRIPT, LogRow, run_training
+from mindspeed_precision.testing.demo.launch import SCRIPT, LogRow
+from mindspeed_precision.testing.demo.launch import run_training as launched
 
 pytestmark = [pytest.mark.torch, pytest.mark.megatron, pytest.mark.matrix]
 
@@ -246,7 +249,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(processes, options, megatron, tm
 def test_a_piece_is_needed(name, megatron, tmp_path):
     version, processes, options, says = ABLATIONS[name]
     with pytest.raises(ExternalCommandError):
-        run_training(
+        launched(
             SCRIPT,
             demo_arguments(**options),
             processes=processes,
@@ -264,7 +267,7 @@ def test_a_piece_is_needed_by_the_core(name, megatron, scripts, tmp_path):
     arguments = [json.dumps(settings), "1", str(tmp_path)]
 
     def train(log: str, *without: str) -> None:
-        run_training(
+        launched(
             scripts / "train_core.py",
             arguments,
             processes=processes,

@@ -296,7 +296,7 @@ SHORT_RANKS = {"copies", "healthy shards"}
     "name", [pytest.param(name, marks=() if name in SHORT_RANKS else pytest.mark.long) for name in RANKS]
 )
 def test_two_ranks(megatron, tmp_path, name):
-    from mindspeed_precision.testing.demo.launch import run_training
+    from preloaded import run_training
 
     plant, options, id_, text = RANKS[name]
     script = HERE / "scripts" / "record_planted.py"

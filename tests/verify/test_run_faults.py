@@ -163,7 +163,7 @@ CASES = {
 @pytest.fixture(scope="module")
 def recorded(megatron, tmp_path_factory):
     """Return a function that gives the run of a case: those alike are recorded in one launch."""
-    from mindspeed_precision.testing.demo.launch import run_training
+    from preloaded import run_training
 
     folder = tmp_path_factory.mktemp("faults")
 

@@ -1,4 +1,4 @@
-"""Start trainings of one process as forks of a server that has imported torch and Megatron."""
+"""Start trainings as forks of a server that has imported torch and Megatron."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -23,12 +24,16 @@ STARTED_WITHIN = 300
 
 
 class ForkedTrainings:
-    """Trainings of one process each, one after the other, as forks of one server.
+    """Trainings, one after the other, each rank a fork of one server.
 
     A context manager: the server is started by the first training and ended with the context.
+
+    Args:
+        megatron: directory that holds the package ``megatron``; None when it is importable anyway.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, megatron: Path | None = None) -> None:
+        self._megatron = megatron
         self._server: subprocess.Popen[bytes] | None = None
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  open as long as this is
         self._unread = b""
@@ -42,23 +47,36 @@ class ForkedTrainings:
         self.close()
         self._errors.close()
 
-    def run(self, script: Sequence[str], *, log: Path, timeout: float = 300) -> CompletedRun:
+    def run(
+        self,
+        script: Sequence[str],
+        *,
+        processes: int = 1,
+        environment: Mapping[str, str] | None = None,
+        log: Path,
+        timeout: float = 300,
+    ) -> CompletedRun:
         """Run ``script`` (its path and its arguments) under the CPU layer, and wait for it.
 
         Args:
             script: a training script that knows nothing of the layer, and its arguments.
-            log: file that gets everything it prints; its directory is made.
+            processes: how many ranks.
+            environment: variables on top of this process's and of those that are pinned (one thread).
+            log: file that gets everything they print; its directory is made.
             timeout: seconds after which it is stopped, and the server with it.
 
         Raises:
             ExternalCommandError: it ended with another status than 0, or not in time; or the server did not
                 start.
         """
+        if self._server is not None and self._server.poll() is not None:  # somebody killed it
+            self.close()
         server = self._server or self._start()
         log.parent.mkdir(parents=True, exist_ok=True)
-        rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-        request = {"script": list(script), "environment": {**rank, **address}, "log": str(log)}
+        shared = {**training_environment(self._megatron, environment or {}), **address}
+        ranks = [{**shared, **_rank(number, processes)} for number in range(processes)]
+        request = {"script": list(script), "ranks": ranks, "log": str(log)}
         assert server.stdin is not None
         server.stdin.write(json.dumps(request).encode() + b"\n")
         server.stdin.flush()
@@ -76,7 +94,8 @@ class ForkedTrainings:
             return
         for stream in (server.stdin, server.stdout):
             if stream is not None:
-                stream.close()
+                with suppress(BrokenPipeError):  # it ended before it had read all
+                    stream.close()
         try:
             server.wait(timeout=5)  # its input ended
         except subprocess.TimeoutExpired:
@@ -86,7 +105,7 @@ class ForkedTrainings:
     def _start(self) -> subprocess.Popen[bytes]:
         server = subprocess.Popen(
             [sys.executable, "-m", "mindspeed_precision.testing.demo.fork_server"],
-            env=training_environment(None, {}),
+            env=training_environment(self._megatron, {}),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -120,3 +139,14 @@ class ForkedTrainings:
             self._unread += read
         line, self._unread = self._unread.split(b"\n", 1)
         return line.decode()
+
+
+def _rank(number: int, processes: int) -> dict[str, str]:
+    """Return what torchrun tells a rank of one machine."""
+    world = str(processes)
+    return {
+        "RANK": str(number),
+        "LOCAL_RANK": str(number),
+        "WORLD_SIZE": world,
+        "LOCAL_WORLD_SIZE": world,
+    }
