@@ -17,7 +17,9 @@ USAGE
 fi
 
 require_processes "${NPROC:-1}"
+require_one_node
 require_script "$@"
+require_layout "${NPROC:-1}" 1 "$@"
 require_program torchrun "it comes with torch: activate the environment in which you train"
 
 export PYTHONHASHSEED="${PYTHONHASHSEED:-1234}"

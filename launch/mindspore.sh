@@ -28,6 +28,7 @@ require_processes "${NPROC:-8}"
 require_nodes
 require_port "${MASTER_PORT:-6000}"
 require_script "$@"
+require_layout "${NPROC:-8}" "${NNODES:-1}" "$@"
 require_program msrun "it comes with mindspore: activate the environment in which you train"
 
 export PYTHONHASHSEED="${PYTHONHASHSEED:-1234}"

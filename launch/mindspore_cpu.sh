@@ -18,8 +18,10 @@ USAGE
 fi
 
 require_processes "${NPROC:-1}"
+require_one_node
 require_port "${MASTER_PORT:-8118}"
 require_script "$@"
+require_layout "${NPROC:-1}" 1 "$@"
 
 export PYTHONHASHSEED="${PYTHONHASHSEED:-1234}"
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" # how a sum is split depends on it

@@ -40,6 +40,44 @@ require_processes() {
   require_number NPROC "$1" 1 65536 "a number of processes"
 }
 
+# require_one_node: a script that starts its processes on this machine alone says so where NNODES asks for more
+require_one_node() {
+  local nodes="${NNODES:-1}"
+  require_number NNODES "$nodes" 1 65536 "a number of nodes"
+  ((nodes == 1)) || refuse "NNODES is $nodes, expected 1: this script starts processes on one machine alone"
+}
+
+# require_layout PROCESSES NODES WORD...: as many processes as the parallel sizes among the words can share. Megatron
+# wants a multiple of tensor x pipeline x context, and of pipeline x expert (experts are shared by what remains).
+require_layout() {
+  local world=$(($1 * $2)) said="NPROC is $1" name="" word value
+  local -A sizes=([tensor-model-parallel-size]=1 [pipeline-model-parallel-size]=1 [context-parallel-size]=1
+    [expert-model-parallel-size]=1)
+  (($2 == 1)) || said+=" and NNODES $2"
+  shift 2
+  for word in "$@"; do
+    value="$word"
+    if [[ "$word" == --*=* ]]; then
+      name="${word%%=*}" name="${name#--}" value="${word#*=}"
+    fi
+    if [[ -n "$name" && -n "${sizes[$name]:-}" && "$value" =~ ^[1-9][0-9]{0,5}$ ]]; then
+      sizes[$name]=$value
+    fi
+    name=""
+    [[ "$word" == --*=* || "$word" != --* ]] || name="${word#--}"
+  done
+  local tensor="${sizes[tensor-model-parallel-size]}" pipeline="${sizes[pipeline-model-parallel-size]}"
+  local context="${sizes[context-parallel-size]}"
+  local model=$((tensor * pipeline * context))
+  ((world % model == 0)) ||
+    refuse "$said, expected a multiple of $model processes: --tensor-model-parallel-size $tensor x" \
+      "--pipeline-model-parallel-size $pipeline x --context-parallel-size $context"
+  local expert="${sizes[expert-model-parallel-size]}"
+  ((world % (pipeline * expert) == 0)) ||
+    refuse "$said, expected a multiple of $((pipeline * expert)) processes: --pipeline-model-parallel-size $pipeline x" \
+      "--expert-model-parallel-size $expert"
+}
+
 require_port() {
   require_number MASTER_PORT "$1" 1 65535 "a port, 1 to 65535"
 }

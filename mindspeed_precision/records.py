@@ -517,6 +517,11 @@ class Pair:
     held_by: Mapping[Side, tuple[int, ...]] = field(default_factory=dict)
 
     @property
+    def bits_known(self) -> bool:
+        """Whether it is known of both sides' bits whether they are the same."""
+        return self.baseline.digest.exact and self.candidate.digest.exact
+
+    @property
     def key(self) -> RecordKey:
         """Identity that both sides share."""
         return self.candidate.key

@@ -12,6 +12,7 @@ from mindspeed_precision.compare.cancellation import GRADIENT_ROLES
 from mindspeed_precision.compare.gain import Gains
 from mindspeed_precision.compare.routes import REROUTED
 from mindspeed_precision.compare.verdict import CANCELS, direction_unseen, order_unseen
+from mindspeed_precision.counting import agree, count
 from mindspeed_precision.diagnose.acceptance import accept
 from mindspeed_precision.diagnose.coverage import coverage_of
 from mindspeed_precision.diagnose.divergence import find_origins
@@ -226,13 +227,15 @@ def _comparison_notes(comparisons: Sequence[Comparison]) -> list[str]:
     for by, rerouted in ((" by convention", False), ("", True)):
         apart = [c for c in excused if (REROUTED in c.metrics) is rerouted]
         if apart:
-            count = "1 pair" if len(apart) == 1 else f"{len(apart)} pairs"
-            notes.append(f"{count} incomparable{by}, first {apart[0].key.fqn}: {apart[0].reason}")
+            first = f"first {apart[0].key.fqn}: {apart[0].reason}"
+            notes.append(f"{count(len(apart), 'pair')} incomparable{by}, {first}")
     unseen = [c for c in comparisons if order_unseen(c)]
     if unseen:
-        count = "1 record that differs was" if len(unseen) == 1 else f"{len(unseen)} records that differ were"
+        differing = all(isinstance(c.pair, Pair) and c.pair.bits_known for c in unseen)
+        what = f"that {agree(len(unseen), 'differ')}" if differing else "of which no bits are known"
+        who = f"{count(len(unseen), 'record')} {what} {agree(len(unseen), 'were')}"
         notes.append(
-            f"{count} judged by norm, minimum and maximum alone, which a permutation does not change (first "
+            f"{who} judged by norm, minimum and maximum alone, which a permutation does not change (first "
             f"{unseen[0].key.describe()}): {_seen_by(unseen, 'sketch or tensor')}"
         )
     blind = [c for c in comparisons if direction_unseen(c)]

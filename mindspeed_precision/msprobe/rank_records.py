@@ -225,4 +225,4 @@ def _lacking(steps: Sequence[Step]) -> Iterator[str]:
         lacks = ["fingerprints", "counts of zeros", "histograms of exponents", *lacks]
     yield f"level {level}, task {task}: a dump of msprobe holds no {', '.join(lacks)}"
     if not any(step.entries.construct.parents for step in steps):
-        yield "without construct.json no operation has a place in the model, nor a microbatch"
+        yield "its construct.json names no module: no operation has a place in the model, nor a microbatch"

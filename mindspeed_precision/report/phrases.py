@@ -130,7 +130,8 @@ def difference(origin: Origin) -> str:
         return f"{one:.10g} in the baseline, {two:.10g} in the candidate"
     if "mismatched" in metrics:
         return _element_difference(metrics, comparison.pair.candidate.dtype)
-    order = "the same elements in another order" if metrics.get("permutation") else "bits differ"
+    differ = "bits differ" if comparison.pair.bits_known else "numbers differ"
+    order = "the same elements in another order" if metrics.get("permutation") else differ
     if "sketch_low" in metrics:
         return f"{order}; {_estimated(metrics)}; elements were not kept"
     change = metrics.get("norm_change")

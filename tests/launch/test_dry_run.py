@@ -171,7 +171,58 @@ def test_what_cannot_be_started_is_one_line(script, environment, said, directory
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"launch/{script}: {said}\n")
 
 
-@pytest.mark.parametrize("script", ["torch_npu.sh", "mindspore.sh", "gpu.sh", "cpu.sh", "mindspore_cpu.sh"])
+ALL = ["torch_npu.sh", "mindspore.sh", "gpu.sh", "cpu.sh", "mindspore_cpu.sh"]
+SIZES = (
+    "--tensor-model-parallel-size",
+    "2",
+    "--pipeline-model-parallel-size=2",
+    "--context-parallel-size",
+    "1",
+)
+
+
+@pytest.mark.parametrize("script", ALL)
+def test_processes_that_do_not_fit_the_layout_are_one_line(script, directory):
+    done = start(script, "train.py", *SIZES, cwd=directory, NPROC="6")
+    said = (
+        f"launch/{script}: NPROC is 6, expected a multiple of 4 processes: --tensor-model-parallel-size 2 x "
+        "--pipeline-model-parallel-size 2 x --context-parallel-size 1\n"
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
+    for fitting in ("4", "8"):
+        assert start(script, "train.py", *SIZES, cwd=directory, NPROC=fitting).returncode == 0
+
+
+def test_experts_need_their_ranks(directory):
+    sizes = ("--pipeline-model-parallel-size", "2", "--expert-model-parallel-size", "4")
+    done = start("gpu.sh", "train.py", *sizes, cwd=directory, NPROC="4")
+    assert "NPROC is 4, expected a multiple of 8 processes" in done.stderr
+    assert start("gpu.sh", "train.py", *sizes, cwd=directory, NPROC="8").returncode == 0
+
+
+def test_processes_of_all_nodes_count(directory):
+    nodes = {**SEVERAL, "NPROC": "2"}
+    assert start("gpu.sh", "train.py", *SIZES, cwd=directory, **nodes).returncode == 0
+    done = start("gpu.sh", "train.py", *SIZES, cwd=directory, **{**nodes, "NPROC": "3"})
+    assert done.stderr.startswith(
+        "launch/gpu.sh: NPROC is 3 and NNODES 2, expected a multiple of 4 processes"
+    )
+
+
+def test_an_example_says_where_its_layout_does_not_fit(directory):
+    done = start("examples/glm4_9b_8k_pta.sh", cwd=directory, NPROC="2", **PATHS)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "NPROC is 2, expected a multiple of 4 processes" in done.stderr
+
+
+@pytest.mark.parametrize("script", ["cpu.sh", "mindspore_cpu.sh"])
+def test_several_nodes_are_refused_where_there_is_one(script, directory):
+    done = start(script, "train.py", cwd=directory, NNODES="2")
+    said = f"launch/{script}: NNODES is 2, expected 1: this script starts processes on one machine alone\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
+
+
+@pytest.mark.parametrize("script", ALL)
 def test_a_script_that_is_not_there_is_one_line(script, tmp_path):
     done = start(script, "absent.py", cwd=tmp_path, dry=False)
     said = f"launch/{script}: no such script: absent.py (looked in {tmp_path})\n"

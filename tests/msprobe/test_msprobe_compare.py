@@ -179,13 +179,19 @@ def test_a_dump_of_operations_alone_certifies_nothing(golden, ours):
     assert found.status is Verdict.MISSING
     assert exit_status(found)[0] == 2
     assert any("dump with level L0 or mix" in note for note in found.notes)
+    (vacuous,) = (finding for finding in found.findings if finding.id == "vacuous.no_records")
+    assert "a dump of level L1 has operations alone" in vacuous.title
+    assert "level L0 or mix" in vacuous.remedy
 
 
 @pytest.mark.torch
 def test_a_dump_of_other_checksums_certifies_nothing(golden, ours):
     found = compare_runs(ours["healthy"], golden("torch-L0-statistics-xor"))
     assert found.status is Verdict.MISSING
-    assert "coverage.not_judged" in {finding.id for finding in found.findings}
+    (finding,) = (finding for finding in found.findings if finding.id == "coverage.not_judged")
+    assert "whose bits are not known" in finding.title
+    assert "summary_mode" in finding.remedy
+    assert "bits differ" not in finding.title
 
 
 @pytest.mark.torch

@@ -109,7 +109,7 @@ def test_operations_have_the_place_that_construct_json_gives(golden):
 def test_without_construct_json_operations_have_no_place(golden):
     run = load_run(golden("torch-L1-statistics-statistics"))
     assert {r.key.microbatch for r in run.ranks[0].records} == {-1}
-    assert any("without construct.json" in note for note in run.notes)
+    assert any("construct.json names no module" in note for note in run.notes)
 
 
 def test_checksums_are_kept(golden):

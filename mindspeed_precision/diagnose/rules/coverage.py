@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from mindspeed_precision.align.compatible import other_tool
 from mindspeed_precision.align.shards import CanonicalRank
 from mindspeed_precision.config import CaptureRule, capture_rules
+from mindspeed_precision.counting import count
 from mindspeed_precision.diagnose.coverage import gaps
 from mindspeed_precision.diagnose.facts import Facts, names
 from mindspeed_precision.diagnose.rules.registry import rule
@@ -39,7 +40,7 @@ def parameters_without_wgrad(facts: Facts) -> Iterable[Finding]:
             severity=Severity.WARNING,
             confidence=1.0,
             title=f"dW was not seen in every microbatch for {len(missing)} of "
-            f"{len(facts.declarations)} parameters",
+            f"{count(len(facts.declarations), 'parameter')}",
             evidence=(
                 names((gap.fqn for gap in missing), most=8),
                 f"first: {first.fqn}, rank {first.rank}, step {first.step}, microbatch {first.microbatch}, "
@@ -66,9 +67,9 @@ def unmatched(facts: Facts) -> Iterable[Finding]:
         id="coverage.unmatched_records",
         severity=Severity.WARNING,
         confidence=1.0,
-        title=f"{total} record{'' if total == 1 else 's'} without a partner: not compared",
+        title=f"{count(total, 'record')} without a partner: not compared",
         evidence=(
-            *(f"{count} × {kind}" for kind, count in kinds.most_common(5)),
+            *(f"{number} × {kind}" for kind, number in kinds.most_common(5)),
             f"first: {first.key.describe()}{closest}",
         ),
         remedy="record both runs with the same settings of capture, and the same modules",
@@ -97,7 +98,7 @@ def rules_without_match(facts: Facts) -> Iterable[Finding]:
             id="coverage.rule_without_match",
             severity=Severity.WARNING,
             confidence=1.0,
-            title=f"{len(lines)} of capture.rules matched no record",
+            title=f"{count(len(lines), 'rule')} of capture.rules matched no record",
             evidence=tuple(lines),
             remedy="look at the names with `mindspeed-precision show RUN`",
         )
@@ -111,7 +112,7 @@ def _keys(run: Run, rule: CaptureRule) -> Iterable[RecordKey]:
 
 @rule("coverage.not_judged")
 def not_judged(facts: Facts) -> Iterable[Finding]:
-    """Report pairs whose bits differ and of which the policy needs more than was recorded."""
+    """Report pairs that are not known to be equal and of which the policy needs more than was recorded."""
     nodes = [
         node
         for node in facts.graph.all.nodes
@@ -119,14 +120,19 @@ def not_judged(facts: Facts) -> Iterable[Finding]:
     ]
     if nodes:
         first = min(nodes, key=lambda node: node.order)
+        known = all(node.comparison.pair.bits_known for node in nodes)  # type: ignore[union-attr]
+        whose = "whose bits differ" if known else "whose bits are not known"
+        tool = other_tool(facts.baseline, facts.candidate)
         yield Finding(
             id="coverage.not_judged",
             severity=Severity.WARNING,
             confidence=1.0,
-            title=f"{facts.graph.weigh(nodes)} pairs whose bits differ could not be judged by the policy "
+            title=f"{count(facts.graph.weigh(nodes), 'pair')} {whose} could not be judged by the policy "
             f"{facts.policy.name}",
             evidence=(f"first: {first.key.describe()}", first.comparison.reason),
-            remedy="record both runs at a level that the policy can judge (--precision-debug-set "
+            remedy="dump both alike: msprobe's task tensor, or statistics with one summary_mode"
+            if tool
+            else "record both runs at a level that the policy can judge (--precision-debug-set "
             "capture.level=sketch, or tensor), or use another policy",
             where=first.key,
         )
@@ -137,9 +143,15 @@ def vacuous(facts: Facts) -> Iterable[Finding]:
     """Refuse to certify agreement of what the runs did not exercise."""
     nodes = [node for node in facts.graph.all.nodes if node.key.step >= 0]
     if not nodes:
-        yield _vacuous(
-            "vacuous.no_records", "no record of a training step was compared", "record at least one step"
-        )
+        nothing = "no record of a training step was compared"
+        if not other_tool(facts.baseline, facts.candidate):
+            yield _vacuous("vacuous.no_records", nothing, "record at least one step")
+        else:
+            yield _vacuous(
+                "vacuous.no_records",
+                f"{nothing}: the dump and the run share no module (a dump of level L1 has operations alone)",
+                "dump again with level L0 or mix (config.json), or dump both sides with msprobe",
+            )
         return
     gradients = [node for node in nodes if node.key.role in _GRADIENTS]
     if other_tool(facts.baseline, facts.candidate):  # a dump of operations has those that flow back alone
