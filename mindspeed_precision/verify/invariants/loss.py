@@ -121,21 +121,29 @@ def _loss_scales(facts: RunFacts, factor: float, step: int) -> Iterator[float]:
     is not known any power of two that is at least 1 may be it.
     """
     config = facts.config.get("optimizer_config", {})
+    static = config.get("loss_scale")
     half = any(p.dtype == "float16" for rank in facts.ranks for p in facts.parameters(rank).values())
-    static, initial, window = (
-        config.get(name) for name in ("loss_scale", "initial_loss_scale", "loss_scale_window")
-    )
-    if isinstance(static, (int, float)) and static:
-        yield float(static)
-    known = isinstance(initial, (int, float)) and initial > 0 and isinstance(window, (int, float))
-    if half and known and not static and facts.run.manifest.get("first_step") == 0 and factor > 0:
-        turns = round(math.log2(factor / initial))
-        if -step <= turns <= math.ceil(step / max(window, 1)):
+    begun = _begins_with(facts)
+    if half and not static and begun is not None:
+        initial, window = begun
+        turns = round(math.log2(factor / initial)) if factor > 0 else -step - 1
+        if -step <= turns <= math.ceil(step / window):
             yield initial * 2.0**turns
         return
     yield 1.0
+    if isinstance(static, (int, float)):
+        yield float(static)
     if half and factor >= 1:
         yield 2.0 ** round(math.log2(factor))
+
+
+def _begins_with(facts: RunFacts) -> tuple[float, int] | None:
+    """Return the dynamic loss scale that a training began with, and its window; None: not known."""
+    config = facts.config.get("optimizer_config", {})
+    initial, window = config.get("initial_loss_scale"), config.get("loss_scale_window")
+    numbers = isinstance(initial, (int, float)) and isinstance(window, (int, float))
+    fresh = facts.run.manifest.get("first_step") == 0
+    return (float(initial), int(window)) if numbers and fresh and initial > 0 and window >= 1 else None
 
 
 def _off_factor(term: MicrobatchLoss, factor: float) -> str:
