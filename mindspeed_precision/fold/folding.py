@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from mindspeed_precision.align.compatible import numbers_text
 from mindspeed_precision.align.stand_ins import StandIns
 from mindspeed_precision.compare.policy import Policy
 from mindspeed_precision.diagnose.rules.registry import given_elsewhere
+from mindspeed_precision.dump.attempts import attempt_directories
 from mindspeed_precision.dump.format import INDEX, MANIFEST, Header, parse_line, rank_directory
 from mindspeed_precision.dump.inside import require_inside
 from mindspeed_precision.dump.later import LaterRecords
@@ -66,7 +68,7 @@ def needs_folding(paths: Sequence[Path], resources: Resources) -> bool:
     """Tell whether two runs are larger than memory may be; False for what is no run of ours."""
     if not all((path / MANIFEST).is_file() for path in paths):
         return False
-    indices = (path / rank_directory(rank) / INDEX for path in paths for rank in rank_numbers(path))
+    indices = (index for path in paths for index in path.glob(f"rank*/{INDEX}"))
     size = sum(index.stat().st_size for index in indices if index.is_file())
     return size * PER_BYTE > resources.memory
 
@@ -74,6 +76,8 @@ def needs_folding(paths: Sequence[Path], resources: Resources) -> bool:
 def why_not(paths: Sequence[Path]) -> str:
     """Say why two runs cannot be folded; empty where they can: as far as their manifests tell."""
     one, two = (load_manifest(path) for path in paths)
+    if any(attempt_directories(path) for path in paths):
+        return "one was restarted"
     if _framework(one) != _framework(two):
         return "two frameworks computed them"
     if any(manifest.get("reference") is not None for manifest in (one, two)):
@@ -108,7 +112,7 @@ def fold_runs(
     """
     paths = baseline, candidate
     manifests = [load_manifest(path) for path in paths]
-    tasks = _tasks(paths, policy)
+    tasks = _tasks(paths, manifests, policy)
     columns: list[ColumnOutcome] = []
     total = sum(len(task.ranks) for task in tasks)
     progress("reading", 0, total)
@@ -148,9 +152,9 @@ def _by_first_rank(columns: Sequence[ColumnOutcome]) -> list[ColumnOutcome]:
     return sorted((column for column in known if column.ranks), key=lambda column: column.ranks[0].rank)
 
 
-def _tasks(paths: tuple[Path, Path], policy: Policy) -> list[ColumnTask]:
+def _tasks(paths: tuple[Path, Path], manifests: Sequence[dict[str, Any]], policy: Policy) -> list[ColumnTask]:
     """Return a task for each pipeline; a rank whose header cannot be read makes one of its own."""
-    numbers = [set(rank_numbers(path)) for path in paths]
+    numbers = [set(rank_numbers(path, manifest)) for path, manifest in zip(paths, manifests, strict=True)]
     places: dict[object, list[int]] = {}
     for rank in sorted(numbers[0] | numbers[1]):
         path = paths[0] if rank in numbers[0] else paths[1]
@@ -211,7 +215,7 @@ def _stand_ins(classes: Classes, ranks: Sequence[RankOutcome]) -> StandIns:
 
 
 def _whole_run(
-    path: Path, manifest: dict[str, object], ranks: Sequence[RankOutcome], classes: Classes, side: int
+    path: Path, manifest: dict[str, Any], ranks: Sequence[RankOutcome], classes: Classes, side: int
 ) -> Run:
     """Return a run with all its ranks, of which those that are kept have their records."""
     loaded = {rank: load_rank(path / rank_directory(rank)) for rank in classes.stands_for}
@@ -239,6 +243,8 @@ def _whole_run(
             findings=outcome.findings,
             notes=outcome.notes,
         )
+    if not found:
+        raise DumpError("no rank of this run wrote anything", where=str(path), expected=rank_directory(0))
     notes += missing_ranks(path, manifest, found)
     return Run(path=path, manifest=manifest, ranks=found, notes=tuple(notes))
 
