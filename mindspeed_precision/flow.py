@@ -19,6 +19,7 @@ from mindspeed_precision.diagnose import (
     plan_refinement,
     prove_by_replay,
 )
+from mindspeed_precision.dump.object_store import is_url
 from mindspeed_precision.dump.reader import Run
 from mindspeed_precision.fold.engines import Resources
 from mindspeed_precision.fold.folding import Folded, fold_runs, needs_folding, not_linked, why_not
@@ -177,6 +178,8 @@ def _folded(
     simple: bool,
 ) -> tuple[Folded | None, str]:
     """Fold two runs that memory does not hold; else None, with the reason where it is not their size."""
+    if is_url(str(baseline)) or is_url(str(candidate)):
+        return None, ""
     paths = Path(baseline), Path(candidate)
     if not needs_folding(paths, resources):
         return None, ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from mindspeed_precision.align.compatible import numbers_text
 from mindspeed_precision.align.stand_ins import StandIns
@@ -67,7 +68,7 @@ def needs_folding(paths: Sequence[Path], resources: Resources) -> bool:
     """Tell whether two runs are larger than memory may be; False for what is no run of ours."""
     if not all((path / MANIFEST).is_file() for path in paths):
         return False
-    indices = (path / rank_directory(rank) / INDEX for path in paths for rank in _ranks(path))
+    indices = (index for path in paths for index in path.glob(f"rank*/{INDEX}"))
     size = sum(index.stat().st_size for index in indices if index.is_file())
     return size * PER_BYTE > resources.memory
 
@@ -86,10 +87,6 @@ def why_not(paths: Sequence[Path]) -> str:
     if one.get("parallel") != two.get("parallel"):
         return "their parallel layouts differ"
     return ""
-
-
-def _ranks(path: Path) -> list[int]:
-    return rank_numbers(path, load_manifest(path))
 
 
 def _framework(manifest: Mapping[str, object]) -> object:
@@ -115,7 +112,7 @@ def fold_runs(
     """
     paths = baseline, candidate
     manifests = [load_manifest(path) for path in paths]
-    tasks = _tasks(paths, policy)
+    tasks = _tasks(paths, manifests, policy)
     columns: list[ColumnOutcome] = []
     total = sum(len(task.ranks) for task in tasks)
     progress("reading", 0, total)
@@ -155,9 +152,9 @@ def _by_first_rank(columns: Sequence[ColumnOutcome]) -> list[ColumnOutcome]:
     return sorted((column for column in known if column.ranks), key=lambda column: column.ranks[0].rank)
 
 
-def _tasks(paths: tuple[Path, Path], policy: Policy) -> list[ColumnTask]:
+def _tasks(paths: tuple[Path, Path], manifests: Sequence[dict[str, Any]], policy: Policy) -> list[ColumnTask]:
     """Return a task for each pipeline; a rank whose header cannot be read makes one of its own."""
-    numbers = [set(_ranks(path)) for path in paths]
+    numbers = [set(rank_numbers(path, manifest)) for path, manifest in zip(paths, manifests, strict=True)]
     places: dict[object, list[int]] = {}
     for rank in sorted(numbers[0] | numbers[1]):
         path = paths[0] if rank in numbers[0] else paths[1]
@@ -218,7 +215,7 @@ def _stand_ins(classes: Classes, ranks: Sequence[RankOutcome]) -> StandIns:
 
 
 def _whole_run(
-    path: Path, manifest: dict[str, object], ranks: Sequence[RankOutcome], classes: Classes, side: int
+    path: Path, manifest: dict[str, Any], ranks: Sequence[RankOutcome], classes: Classes, side: int
 ) -> Run:
     """Return a run with all its ranks, of which those that are kept have their records."""
     loaded = {rank: load_rank(path / rank_directory(rank)) for rank in classes.stands_for}
@@ -246,6 +243,8 @@ def _whole_run(
             findings=outcome.findings,
             notes=outcome.notes,
         )
+    if not found:
+        raise DumpError("no rank of this run wrote anything", where=str(path), expected=rank_directory(0))
     notes += missing_ranks(path, manifest, found)
     return Run(path=path, manifest=manifest, ranks=found, notes=tuple(notes))
 
