@@ -1,7 +1,7 @@
 # make demo    set up and watch two real training runs diverge, be explained, and agree again; CASE=config … for others
 # make demo-mindspore    the same with MindSpore as the second backend
 # make test    set up, lint, type-check, run every test
-# The rest: lint chromium fast matrix mindspore mindspeed long full-disk kill-matrix fuzz layouts bench memory framework-free oldest newest clean. `make help` lists them.
+# The rest: lint chromium fast matrix mindspore mindspeed long full-disk kill-matrix fuzz layouts bench memory framework-free oldest newest compat wheels clean. `make help` lists them.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
