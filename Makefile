@@ -1,7 +1,7 @@
 # make demo    set up and watch two real training runs diverge, be explained, and agree again; CASE=config … for others
 # make demo-mindspore    the same with MindSpore as the second backend
 # make test    set up, lint, type-check, run every test
-# The rest: lint chromium fast matrix mindspore mindspeed long full-disk kill-matrix fuzz layouts bench memory framework-free oldest newest clean. `make help` lists them.
+# The rest: lint chromium fast matrix mindspore mindspeed long full-disk kill-matrix fuzz layouts bench memory framework-free oldest newest compat wheels clean. `make help` lists them.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -31,8 +31,13 @@ RUNS := -c 'import sys; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1
 PYTHON ?= $(shell for python in python3.11 python3 python; do if $$python $(RUNS); then echo $$python; break; fi; done)
 PYTHON_OLDEST ?= python3.10
 PYTHON_NEWEST ?= python3.13
-# The floors of pyproject.toml, exactly; and what needs no framework.
+# The floors of pyproject.toml, exactly, and for newer Pythons the oldest that has wheels for them; and what needs no framework.
 OLDEST := numpy==1.26.0 pandas==2.0.3 omegaconf==2.3.0 wrapt==1.15.0 safetensors==0.4.5
+OLDEST_3.10 := $(OLDEST)
+OLDEST_3.11 := $(OLDEST)
+OLDEST_3.12 := numpy==1.26.0 pandas==2.1.1 omegaconf==2.3.0 wrapt==1.16.0 safetensors==0.4.5
+OLDEST_3.13 := numpy==2.1.0 pandas==2.2.3 omegaconf==2.3.0 wrapt==1.17.0 safetensors==0.4.5
+NEWEST := --upgrade numpy pandas omegaconf wrapt safetensors
 FRAMEWORK_FREE := -m 'not torch and not megatron and not matrix and not long'
 
 # MindSpore's wheels are for CPython 3.9 to 3.11, and work with numpy 1 alone.
@@ -68,7 +73,7 @@ export MSP_MINDSPORE_NATIVE_PYTHON ?= $(CURDIR)/$(NATIVE)/bin/python
 # Where the tests of report.html find a browser; empty: none is here.
 CHROMIUM = $(firstword $(MSP_CHROMIUM) $(foreach name,chromium chromium-browser google-chrome google-chrome-stable,$(shell command -v $(name))))
 
-.PHONY: help demo demo-mindspore test chromium lint fast matrix mindspore mindspeed long layouts bench memory bench-scale calibration tolerance-figures silentbench silentbench-msprobe silentbench-healthy framework-free oldest newest package sbom clean
+.PHONY: help demo demo-mindspore test chromium lint fast matrix mindspore mindspeed long layouts object-store bench memory bench-scale calibration tolerance-figures silentbench silentbench-msprobe silentbench-healthy framework-free oldest newest compat wheels package sbom clean
 
 help:
 	@sed -n 's/^# make/make/p; s/^\([a-z-]*\):.*## /make \1\t/p' Makefile | expand -t 21
@@ -194,7 +199,32 @@ oldest: ## tests that need no framework, on the oldest Python and libraries
 	@$(call framework_free,$(PYTHON_OLDEST),.venv-oldest,$(OLDEST),PYTHON_OLDEST)
 
 newest: ## the same on the newest
-	@$(call framework_free,$(PYTHON_NEWEST),.venv-newest,--upgrade numpy pandas omegaconf wrapt safetensors,PYTHON_NEWEST)
+	@$(call framework_free,$(PYTHON_NEWEST),.venv-newest,$(NEWEST),PYTHON_NEWEST)
+
+# PYTHONS names others, by path where they are not on PATH. (`make matrix` are tests that take minutes.)
+PYTHONS ?= python3.10 python3.11 python3.12 python3.13
+compat: ## the same on every Python from 3.10 to 3.13, with the oldest and the newest libraries (eight times; an hour)
+	@declare -A oldest=([3.10]="$(OLDEST_3.10)" [3.11]="$(OLDEST_3.11)" [3.12]="$(OLDEST_3.12)" [3.13]="$(OLDEST_3.13)")
+	failed=
+	for python in $(PYTHONS); do
+	  if ! version=$$("$$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])'); then
+	    failed+=" $$python (does not run here)"
+	    continue
+	  fi
+	  for libraries in oldest newest; do
+	    environment=.venv-compat-$$version-$$libraries
+	    wanted=$${oldest[$$version]}
+	    if [[ $$libraries == newest ]]; then wanted="$(NEWEST)"; fi
+	    echo "Python $$version with the $$libraries libraries"
+	    [[ -x $$environment/bin/python ]] || "$$python" -m venv $$environment
+	    $$environment/bin/python -m pip --quiet --disable-pip-version-check install -e '.[report]' pytest hypothesis $$wanted
+	    $$environment/bin/python -m pytest $(FRAMEWORK_FREE) $(ARGS) || failed+=" $$version with the $$libraries libraries"
+	  done
+	done
+	if [[ -n $$failed ]]; then echo "make: failed:$$failed" >&2; exit 1; fi
+
+wheels: $(VENV)/.dev ## pip resolves wheels for aarch64 of every hard dependency (asks the package index)
+	@$(BIN)/python -m pytest -m long tests/repository/test_wheels.py $(ARGS)
 
 # What a user installs, tried as a user would: built, checked, and installed without this checkout in sight.
 RELEASE := build/release
@@ -220,7 +250,7 @@ sbom: $(VENV)/.demo ## bill of materials (CycloneDX) of what the demo installs, 
 	echo "dist/mindspeed-precision.cdx.json: $$(grep -c '"bom-ref"' dist/mindspeed-precision.cdx.json) entries"
 
 clean: ## remove what make has made
-	rm -rf $(VENV) .venv-oldest .venv-newest $(MSPROBE) $(MINDSPORE) $(NATIVE) $(MINDSPEED_NEEDS) $(OBJECT_STORE_NEEDS) $(MCORE) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf $(VENV) .venv-oldest .venv-newest .venv-compat-* $(MSPROBE) $(MINDSPORE) $(NATIVE) $(MINDSPEED_NEEDS) $(OBJECT_STORE_NEEDS) $(MCORE) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
 
 $(BIN)/python:
 	@if [[ -z "$(PYTHON)" ]]; then

@@ -48,8 +48,9 @@ def attach_modules(context: CaptureContext) -> list[Any]:
     hook = context.containment.hook
     for fqn, module in context.names.modules:
         chunk = chunks.get(id(module))
-        before = hook(f"the call of {fqn}", _before(context, fqn, chunk, hooks))
-        after = hook(f"the result of {fqn}", _after(context, fqn, chunk, hooks))
+        named = fqn or "the model"
+        before = hook(f"the call of {named}", _before(context, fqn, chunk, hooks))
+        after = hook(f"the result of {named}", _after(context, fqn, chunk, hooks))
         handles += backend.hook_call(module, before, after)
     return handles
 

@@ -141,9 +141,10 @@ def _begins_with(facts: RunFacts) -> tuple[float, int] | None:
     """Return the dynamic loss scale that a training began with, and its window; None: not known."""
     config = facts.config.get("optimizer_config", {})
     initial, window = config.get("initial_loss_scale"), config.get("loss_scale_window")
-    numbers = isinstance(initial, (int, float)) and isinstance(window, (int, float))
+    if not isinstance(initial, (int, float)) or not isinstance(window, (int, float)):
+        return None
     fresh = facts.run.manifest.get("first_step") == 0
-    return (float(initial), int(window)) if numbers and fresh and initial > 0 and window >= 1 else None
+    return (float(initial), int(window)) if fresh and initial > 0 and window >= 1 else None
 
 
 def _off_factor(term: MicrobatchLoss, factor: float) -> str:
