@@ -259,6 +259,22 @@ class TestCases:
         with pytest.raises(ExternalCommandError, match="exit status 2"):  # the server is still there
             trainings.run([str(SCRIPT), "--no-such-argument"], log=log)
 
+    def test_a_rank_that_fails_ends_the_others(self, trainings, tmp_path):
+        script = tmp_path / "ranks.py"
+        script.write_text(
+            "import os, sys, time\nsys.exit(3) if os.environ['RANK'] == '1' else time.sleep(60)\n"
+        )
+        with pytest.raises(ExternalCommandError, match="exit status 3"):
+            trainings.run([str(script)], processes=2, log=tmp_path / "log", timeout=40)
+
+    def test_a_server_that_was_killed_is_started_again(self, trainings, tmp_path):
+        script = tmp_path / "ok.py"
+        script.write_text("print('here')\n")
+        for _ in range(2):
+            assert "here" in trainings.run([str(script)], log=tmp_path / "log").text
+            trainings._server.kill()
+            trainings._server.wait()
+
     def test_a_machine_without_megatron_says_what_to_install(self, monkeypatch, tmp_path):
         monkeypatch.setenv("PYTHONPATH", str(tmp_path))
         with ForkedTrainings() as forked, pytest.raises(ExternalCommandError, match=r"megatron.*make demo"):
