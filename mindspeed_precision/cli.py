@@ -18,7 +18,7 @@ from mindspeed_precision.cli_launch import add_launch_commands, split_launch
 from mindspeed_precision.cli_msprobe import add_msprobe
 from mindspeed_precision.cli_resources import add_resources, resources_of
 from mindspeed_precision.errors import ConfigError, PrecisionError
-from mindspeed_precision.report.visible import visible_text
+from mindspeed_precision.report.visible import one_line
 
 PROGRAM = "mindspeed-precision"
 
@@ -159,7 +159,7 @@ class _Parser(argparse.ArgumentParser):
 
 def refused(error: PrecisionError, words: Sequence[str], *, as_json: bool) -> int:
     """Print why there is no answer: a line on stderr, and with ``--json`` an object on stdout; return 2."""
-    line = visible_text(" ".join(str(error).split()))
+    line = one_line(" ".join(str(error).split()))
     sys.stderr.write(f"{PROGRAM}: {line}\n")
     if as_json:
         command = next((word for word in words if word[:1] != "-"), "")
@@ -211,10 +211,10 @@ def _compare(arguments: argparse.Namespace) -> int:
     else:
         show(diagnosis, files, asked=arguments.refine is not None)
     if arguments.refine is not None and diagnosis.refinement is None:
-        sys.stderr.write(f"{PROGRAM}: {nothing_to_refine(diagnosis)}\n")
+        sys.stderr.write(f"{PROGRAM}: {one_line(nothing_to_refine(diagnosis))}\n")
     status, reason = exit_status(diagnosis)
     if reason:
-        sys.stderr.write(f"{PROGRAM}: {reason}\n")
+        sys.stderr.write(f"{PROGRAM}: {one_line(reason)}\n")
     return status
 
 

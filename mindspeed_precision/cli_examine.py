@@ -81,6 +81,7 @@ def _ckpt(arguments: argparse.Namespace) -> int:
 def answer(examination: Examination, *, json: bool, **more: Any) -> int:
     """Print what a command found, ``more`` only as JSON; return its exit status."""
     from mindspeed_precision.report.examination import examination_status, examination_text, show_examination
+    from mindspeed_precision.report.visible import one_line
 
     if json:
         sys.stdout.write(examination_text(examination, **more))
@@ -88,5 +89,5 @@ def answer(examination: Examination, *, json: bool, **more: Any) -> int:
         show_examination(examination)
     status, reason = examination_status(examination)
     if reason:
-        sys.stderr.write(f"mindspeed-precision: {reason}\n")
+        sys.stderr.write(f"mindspeed-precision: {one_line(reason)}\n")
     return status

@@ -36,16 +36,19 @@ def add_msprobe(commands: Any) -> None:
 
 
 def _export(arguments: argparse.Namespace) -> int:
+    from mindspeed_precision.counting import count
     from mindspeed_precision.dump.reader import load_run
     from mindspeed_precision.msprobe.export import export_run
+    from mindspeed_precision.report.visible import one_line
 
     found = export_run(load_run(arguments.directory), arguments.out, like=arguments.like)
     if arguments.json:
         plain = {"directory": str(found.directory), "task": found.task, "entries": found.entries}
         sys.stdout.write(json.dumps({**plain, "notes": found.notes}, indent=1) + "\n")
         return 0
-    sys.stdout.write(f"{found.directory}: {found.entries} entries, task {found.task}\n")
-    sys.stdout.write("".join(f"  note: {note}\n" for note in found.notes))
+    lines = [f"{found.directory}: {count(found.entries, 'entry')}, task {found.task}"]
+    lines += [f"  note: {note}" for note in found.notes]
+    sys.stdout.write("".join(f"{one_line(line)}\n" for line in lines))
     return 0
 
 

@@ -16,7 +16,7 @@ from mindspeed_precision.report.answer import answer_of, certainty
 from mindspeed_precision.report.html import MISSING_JINJA
 from mindspeed_precision.report.loss_table import loss_table, same
 from mindspeed_precision.report.refine_file import next_lines
-from mindspeed_precision.report.visible import visible_text
+from mindspeed_precision.report.visible import one_line
 
 _LABEL = 10
 _MARGIN = 2
@@ -183,7 +183,7 @@ def print_blocks(shown: Sequence[Block], stream: TextIO | None = None) -> None:
     out = stream or sys.stdout
     width = min(shutil.get_terminal_size((_WIDEST, 40)).columns, _WIDEST)
     if not out.isatty() or importlib.util.find_spec("rich") is None:
-        lines = (visible_text(line) for block in shown for line in _plain(block, width))
+        lines = (one_line(line) for block in shown for line in _plain(block, width))
         out.write("\n".join(lines) + "\n")
         return
     from rich.console import Console
@@ -191,7 +191,7 @@ def print_blocks(shown: Sequence[Block], stream: TextIO | None = None) -> None:
 
     console = Console(file=out, highlight=False, soft_wrap=True)
     for block in shown:
-        for number, line in enumerate(map(visible_text, _plain(block, width))):
+        for number, line in enumerate(map(one_line, _plain(block, width))):
             text = Text(line, style=block.style if number == 0 else "")
             if block.label and number == 0:
                 text = Text(line[: _MARGIN + _LABEL], style="cyan") + Text(

@@ -7,9 +7,14 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
+from mindspeed_precision.counting import count
 from mindspeed_precision.dump.reader import Run
 from mindspeed_precision.errors import ConfigError
 from mindspeed_precision.records import INIT_STEP, NO_MICROBATCH, Role, TensorRecord
+from mindspeed_precision.report.visible import one_line
+
+_WIDEST = 120
+"""Characters of a cell; JSON has all of them."""
 
 _TITLES = ("step", "mb", "rank", "phase", "fqn", "role", "shape", "dtype", "layout", "norm", "fingerprint")
 
@@ -42,7 +47,7 @@ def select(
     if not found:
         total = sum(len(rank.records) for rank in run.ranks.values())
         raise ConfigError(
-            f"none of the run's {total} records fits",
+            f"none of the run's {count(total, 'record')} fits",
             where=str(run.path),
             remedy="see --fqn, --role and --step",
         )
@@ -51,7 +56,9 @@ def select(
 
 def show_text(run: Run, records: Sequence[tuple[int, TensorRecord]]) -> str:
     """Return a line per record, below a line about the run."""
-    rows = [_TITLES] + [_cells(rank, record) for rank, record in records]
+    rows = [_TITLES] + [
+        tuple(one_line(cell, _WIDEST) for cell in _cells(rank, record)) for rank, record in records
+    ]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_TITLES))]
     lines = [_about(run)]
     lines += ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
@@ -68,8 +75,8 @@ def _about(run: Run) -> str:
     tool = run.manifest.get("recorded_by")
     name += f", dumped by {tool}" if tool else ""
     steps = sorted({step for rank in run.ranks.values() for step in rank.steps if step != INIT_STEP})
-    about = f"{run.path}: {name}, {len(run.ranks)} ranks, {len(steps)} steps"
-    return "\n".join([about, *(f"  note: {note}" for note in run.notes)])
+    about = f"{run.path}: {name}, {count(len(run.ranks), 'rank')}, {count(len(steps), 'step')}"
+    return "\n".join(map(one_line, [about, *(f"  note: {note}" for note in run.notes)]))
 
 
 def _cells(rank: int, record: TensorRecord) -> tuple[str, ...]:

@@ -20,6 +20,14 @@ def visible_text(text: str) -> str:
     return "".join(character if _harmless(character) else _escaped(character) for character in text)
 
 
+def one_line(text: str, most: int = 0) -> str:
+    """Return a text as ``visible_text`` does, on one line; of ``most`` characters, its middle left out."""
+    seen = visible_text(text).replace("\n", "\\u000a").replace("\t", "\\u0009")
+    if not most or len(seen) <= most:
+        return seen
+    return f"{seen[: most // 2]}…{seen[-(most - most // 2 - 1) :]}"
+
+
 def _harmless(character: str) -> bool:
     hidden = unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp")
     return not hidden or character in _HARMLESS

@@ -361,6 +361,35 @@ def test_module_runs_as_a_program_without_a_framework(runs, tmp_path):
     assert done.stdout.startswith("DIVERGED")
 
 
+HOSTILE = "a\x1b[31mred\x1b]0;own\x07[red]x[/red]\u202eabc\nnew\rline\x9b2J" + "L" * 300
+
+
+def test_names_of_a_run_do_nothing_to_a_terminal(tmp_path, capsys):
+    """Escapes of a terminal, markup of rich, characters that turn text around, line ends, long names."""
+    runs = [write_fake_run(tmp_path / name) for name in ("one", "two")]
+    for directory in runs:
+        index = directory / "rank00000" / "index.jsonl"
+        index.write_text(index.read_text().replace(LINEAR, json.dumps(HOSTILE)[1:-1]))
+        (directory / "rank00000" / "COMPLETE").unlink()
+        manifest = json.loads((directory / "run.json").read_text())
+        manifest["framework"] = {"name": HOSTILE, "version": HOSTILE}
+        (directory / "run.json").write_text(json.dumps(manifest))
+    for command in (
+        ("show", runs[0]),
+        ("check", runs[0]),
+        ("verify", *runs),
+        ("compare", *runs),
+        ("data", runs[0]),
+    ):
+        _, out, err = run(capsys, *command)
+        assert out
+        assert not [sign for sign in "\x1b\x07\x9b\u202e\r" if sign in out + err], command
+    out = run(capsys, "show", runs[0])[1]
+    assert "[red]x[/red]" in out
+    assert max(map(len, out.splitlines()[2:])) < 300
+    assert len(out.splitlines()) == 3 + len(json.loads(run(capsys, "show", runs[0], "--json")[1]))
+
+
 def test_a_broken_pipe_is_no_error(runs):
     program = f"{sys.executable} -m mindspeed_precision show {runs / 'wide'} | head -n 1"
     done = subprocess.run(
