@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import sys
 from pathlib import Path
@@ -29,6 +30,7 @@ def main() -> None:
     store = dist.FileStore(str(checkpoint.with_name(f"store{restart}")), 2)
     dist.init_process_group("gloo", store=store, rank=int(os.environ["RANK"]), world_size=2)
     rank = dist.get_rank()
+    random.seed(7)  # its state is recorded
     torch.manual_seed(7)
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
