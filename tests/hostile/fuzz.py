@@ -29,6 +29,7 @@ from spoiling import SPOILS, Spoil, spoil
 from mindspeed_precision.errors import PrecisionError
 
 PATIENCE = 10
+"""Seconds of CPU that one file may take; ten times that by the clock, on a machine that does other things."""
 LONGEST = 1500
 MEMORY = 1 << 30
 """Bytes of address space beyond what the process has when it begins."""
@@ -59,6 +60,7 @@ class Guard:
         self.inside = ""
         sys.addaudithook(self._look)
         signal.signal(signal.SIGALRM, self._too_long)
+        signal.signal(signal.SIGPROF, self._too_long)
 
     def _look(self, event: str, args: tuple[object, ...]) -> None:
         if not self.inside:
@@ -75,13 +77,18 @@ class Guard:
     def _too_long(self, *_: object) -> None:
         raise Breach(f"still reading after {PATIENCE} s")
 
+    def _wait(self, seconds: int) -> None:
+        """Interrupt after ``seconds`` of CPU, and again: a callback of the collector may lose it."""
+        signal.setitimer(signal.ITIMER_PROF, seconds, bool(seconds))
+        signal.setitimer(signal.ITIMER_REAL, 10 * seconds, bool(seconds))
+
     def read(self, reader: Reader, directory: Path) -> str:
         """Return ``read`` or ``refused``.
 
         Raises:
             BaseException: anything else that comes out.
         """
-        signal.alarm(PATIENCE)
+        self._wait(PATIENCE)
         self.inside = os.path.realpath(directory)
         try:
             reader.read(directory)
@@ -93,7 +100,7 @@ class Guard:
             return "refused"
         finally:
             self.inside = ""
-            signal.alarm(0)
+            self._wait(0)
         return "read"
 
 

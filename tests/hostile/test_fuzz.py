@@ -66,7 +66,7 @@ def test_every_reader_refuses_or_reads():
         ("open('/etc/hostname').read()", "opened /etc/hostname"),
         ("open(directory.parent.parent / 'x', 'w')", "opened"),
         ("bytearray(1 << 40)", "MemoryError"),
-        ("__import__('time').sleep(60)", "still reading after 2 s"),
+        ("all(True for _ in __import__('itertools').count())", "still reading after 2 s"),
         ("from mindspeed_precision.errors import DumpError; raise DumpError('')", "no message for a person"),
     ],
 )

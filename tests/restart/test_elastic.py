@@ -60,4 +60,6 @@ def test_a_restart_of_torchrun_is_told_apart_and_changes_nothing(tmp_path):
         assert rank.steps == (INIT_STEP, 0, 1, 2, 3, 4, 5)
     assert any("restart01 began with step 3" in note for note in run.notes)
     diagnosis = compare_runs(tmp_path / "unbroken" / "run", tmp_path / "seen" / "run", policy="exact")
+    different = [one.key for one in diagnosis.comparisons if one.verdict is not Verdict.IDENTICAL]
+    assert different == []
     assert diagnosis.status is Verdict.IDENTICAL
