@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import multiprocessing
 import os
 import runpy
 import signal
@@ -90,6 +91,8 @@ def _train(script: list[str], environment: dict[str, str], log: Path) -> None:
     except BaseException:  # noqa: BLE001  a fork must not return into the server, whatever ends it
         traceback.print_exc()
     finally:
+        for helper in multiprocessing.active_children():  # as an interpreter does that ends
+            helper.kill()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
