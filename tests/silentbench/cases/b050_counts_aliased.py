@@ -31,7 +31,7 @@ PADDED = plant(
     "the last quarter of each sample is padding",
 )
 COPY = plant(
-    "megatron.core.transformer.moe.moe_utils:reduce_from_tensor_model_parallel_region",
+    "megatron.core.tensor_parallel.mappings:reduce_from_tensor_model_parallel_region",
     of_a_copy,
     "(input_, group)",
     "the counts keep what they are",
