@@ -13,8 +13,8 @@ from silentbench.layouts import MIXTURE
 def padded(wrapped, instance, args, kwargs):
     import torch
 
-    mask = torch.ones_like(args[0], dtype=torch.bool)
-    mask[:, 24:] = False
+    mask = torch.zeros_like(args[0], dtype=torch.bool)
+    mask[:, 24:] = True  # padding, as the router reads it: its docstring says the opposite
     return wrapped(*args, **{**kwargs, "padding_mask": mask})
 
 
