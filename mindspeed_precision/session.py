@@ -24,6 +24,7 @@ from mindspeed_precision.backends.detect import TORCH, capture_backend, loaded_f
 from mindspeed_precision.backends.npu import npu_module
 from mindspeed_precision.capture.containment import Containment, Failure
 from mindspeed_precision.config import Settings, load_settings
+from mindspeed_precision.counting import count
 from mindspeed_precision.dump.attempts import end_attempt
 from mindspeed_precision.errors import ConfigError, PatchError, PrecisionError
 from mindspeed_precision.patching.declare import Effect, load_declarations, select, shipped_groups
@@ -131,8 +132,8 @@ class Session:
             id="coverage.no_step_recorded",
             severity=Severity.WARNING,
             confidence=1.0,
-            title=f"none of the {self._steps} steps was recorded: the training made steps {first} to {last}, "
-            f"and steps={self.settings.steps.text} was to be recorded",
+            title=f"none of the {count(self._steps, 'step')} was recorded: the training made steps {first} "
+            f"to {last}, and steps={self.settings.steps.text} was to be recorded",
             remedy=f"name steps from {first} to {last} in `steps`: they count from 0, and from where a "
             "checkpoint left off",
         )

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
+from mindspeed_precision.counting import count
 from mindspeed_precision.dump.reader import Run
 from mindspeed_precision.errors import IncomparableError
 from mindspeed_precision.records import INIT_STEP, ParameterDeclaration
@@ -134,7 +135,7 @@ def require_same_model(baseline: Run, candidate: Run, ranks: Sequence[int]) -> N
         names = [name for name in {**one, **two} if one.get(name) != two.get(name)]
         shown = names[:_SHOWN]
         raise IncomparableError(
-            f"the runs train different models: {len(names)} parameters differ on rank {rank}",
+            f"the runs train different models: {count(len(names), 'parameter', 'differ')} on rank {rank}",
             where=f"{baseline.path} and {candidate.path}",
             found=", ".join(_declared(name, two) for name in shown),
             expected=", ".join(_declared(name, one) for name in shown),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from mindspeed_precision.counting import count
 from mindspeed_precision.dump.format import FINGERPRINT
 from mindspeed_precision.dump.reader import RankRecords, Run
 from mindspeed_precision.errors import IncomparableError
@@ -51,7 +52,8 @@ def _renewed(run: Run) -> Run:
         raise IncomparableError(
             "the fingerprints of the runs are of two definitions, which say nothing of each other",
             where=f"{run.path}: {lost[0].key.describe()}",
-            found=f"{len(lost)} records by {next(iter(_definitions(run) - {FINGERPRINT}))}, without elements",
+            found=f"{count(len(lost), 'record')} by {next(iter(_definitions(run) - {FINGERPRINT}))}, "
+            "without elements",
             expected=FINGERPRINT,
             remedy="record this run again with this version; runs of capture.level=tensor can be compared as "
             "they are",

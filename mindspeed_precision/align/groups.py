@@ -23,6 +23,7 @@ from mindspeed_precision.align.places import (
     summed,
 )
 from mindspeed_precision.align.shards import Merged, Shard, held_alone
+from mindspeed_precision.counting import agree, count
 from mindspeed_precision.dump.reader import RankRecords, Run
 from mindspeed_precision.record.placement import CONTEXT_GROUP, parameter_of, summed_over
 from mindspeed_precision.records import (
@@ -280,7 +281,9 @@ class Groups:
     def notes(self, side: Side) -> Iterable[str]:
         """Say what was lost by merging."""
         if self._repeated:
-            yield f"{self._repeated} records of the {side.value} repeat a key: only the last one is compared"
+            repeat = agree(self._repeated, "repeat")
+            records = count(self._repeated, "record")
+            yield f"{records} of the {side.value} {repeat} a key: only the last one is compared"
         if self._passed_on:
             told = "are what a pipeline stage gives to another: not compared"
-            yield f"{self._passed_on} records of the {side.value} {told}"
+            yield f"{count(self._passed_on, 'record')} of the {side.value} {told}"

@@ -12,6 +12,7 @@ from typing import Any
 from mindspeed_precision.align.compatible import numbers_text
 from mindspeed_precision.certify.naming import name_differences, not_loaded
 from mindspeed_precision.certify.repetition import Repetition, repetition, share
+from mindspeed_precision.counting import count
 from mindspeed_precision.dump.format import INDEX
 from mindspeed_precision.dump.reader import Run, load_run
 from mindspeed_precision.errors import ConfigError
@@ -136,7 +137,7 @@ def _reasons(one: Repetition) -> Iterator[str]:
     """Yield why equal bits would prove nothing, and what could not be compared."""
     yield from (finding.title for finding in one.vacuous)
     if one.alone:
-        yield f"{one.alone} records are of one run alone"
+        yield f"{count(one.alone, 'record', 'are')} of one run alone"
     if any(not records.complete for run in (one.one, one.other) for records in run.ranks.values()):
         yield "a run did not end as planned"
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mindspeed_precision.backends.base import HostTensor
+from mindspeed_precision.counting import count
 from mindspeed_precision.errors import CheckpointError
 from mindspeed_precision.record.placement import places_of
 from mindspeed_precision.records import Placement, TensorRecord
@@ -95,7 +96,7 @@ def joined(
         raise CheckpointError(
             "shards that are not one tensor",
             where=f"{source}: {name}",
-            found=f"{held} elements of {', '.join(kinds)}",
+            found=f"{count(held, 'element')} of {', '.join(kinds)}",
             expected=f"{math.prod(whole)} elements for shape {list(whole)}, of one type",
         )
     if len(pieces) == 1 and pieces[0][0].shape == whole:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from pathlib import Path
 
+from mindspeed_precision.counting import count
 from mindspeed_precision.dump.reader import RankRecords, Run, load_run
 from mindspeed_precision.errors import ConfigError, DumpError
 from mindspeed_precision.export.live import rank_name
@@ -57,7 +58,7 @@ def export_run(
         outcomes.append(
             CheckOutcome(
                 name=rank_name(rank),
-                holds=f"{rank_name(rank)}: {len(per_step)} steps exported",
+                holds=f"{rank_name(rank)}: {count(len(per_step), 'step')} exported",
                 exercised=sum(map(len, per_step.values())),
                 unit="numbers",
             )

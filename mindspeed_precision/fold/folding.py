@@ -10,6 +10,7 @@ from typing import Any
 from mindspeed_precision.align.compatible import numbers_text
 from mindspeed_precision.align.stand_ins import StandIns
 from mindspeed_precision.compare.policy import Policy
+from mindspeed_precision.counting import count
 from mindspeed_precision.diagnose.rules.registry import given_elsewhere
 from mindspeed_precision.dump.attempts import attempt_directories
 from mindspeed_precision.dump.format import INDEX, MANIFEST, Header, parse_line, rank_directory
@@ -61,7 +62,8 @@ class Folded:
     def describe(self) -> str:
         """Say what was read and what was kept."""
         kept = len(self.runs[0].ranks.keys() & self.runs[1].ranks.keys())
-        return f"{self.total} ranks were read and compared, {kept} of them stand for all that did the same"
+        read = count(self.total, "rank", "were")
+        return f"{read} read and compared, {kept} of them stand for all that did the same"
 
 
 def needs_folding(paths: Sequence[Path], resources: Resources) -> bool:
@@ -265,7 +267,8 @@ def not_linked(folded: Folded) -> tuple[list[Finding], list[str]]:
         id=ID,
         severity=Severity.WARNING,
         confidence=1.0,
-        title=f"{len(folded.left)} ranks were compared bit for bit alone: no cause was looked for in them",
+        title=f"{count(len(folded.left), 'rank', 'were')} compared bit for bit alone: no cause was "
+        "looked for in them",
         evidence=(said,),
         remedy="compare with a larger --memory: the ranks that differ first are the ones that were looked at",
     )

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from mindspeed_precision.config import Settings
+from mindspeed_precision.counting import count
 from mindspeed_precision.live.expectation import Expectation, Shape
 from mindspeed_precision.records import Finding, Severity
 
@@ -41,7 +42,7 @@ def start_line(
     if expected.seconds:
         parts.append(f"overhead at most about {_seconds(expected.seconds)} a step")
     numel = sum(_numel(dims) for _, dims, _ in shape.parameters)
-    batches = f"{shape.microbatches} microbatches" if known else "one microbatch a step assumed"
+    batches = f"{count(shape.microbatches, 'microbatch')}" if known else "one microbatch a step assumed"
     trainable = f"{amount(len(shape.parameters))} trainable parameters ({amount(numel)} elements)"
     parts.append(f"counted from {trainable}, {batches}")
     return "; ".join(parts)
@@ -65,7 +66,7 @@ def _level(settings: Settings) -> str:
 def _payload(expected: Expectation) -> str:
     if not expected.payload_bytes and not expected.unsized:
         return ""
-    unsized = f" and {expected.unsized} tensors of unknown size" if expected.unsized else ""
+    unsized = f" and {count(expected.unsized, 'tensor')} of unknown size" if expected.unsized else ""
     return f", elements of about {byte_text(expected.payload_bytes)} in the first one{unsized}"
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from mindspeed_precision.backends.base import Backend, Form, HostTensor, PlacingBackend
 from mindspeed_precision.config import Settings
+from mindspeed_precision.counting import count
 from mindspeed_precision.dump.collection import no_collection
 from mindspeed_precision.dump.encode import RecordLine, digest_text, form_text, origin_text
 from mindspeed_precision.dump.format import Problem
@@ -274,7 +275,7 @@ class Recorder:
             finished = _texts(self._backend.finish_digests([item.handle for item in waiting]))
             return [(item, item.digest if item.digest is not None else next(finished)) for item in pending]
         except Exception as error:  # noqa: BLE001  as in observe
-            self._add_problem(f"all {len(waiting)} tensors of step {self.step}", error)
+            self._add_problem(f"all {count(len(waiting), 'tensor')} of step {self.step}", error)
             return [(item, item.digest) for item in pending if item.digest is not None]
 
     def _describe(self, site: Site) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
+from mindspeed_precision.counting import count
 from mindspeed_precision.diagnose.facts import Facts, fqns, names
 from mindspeed_precision.diagnose.rules.registry import late_rule, rule, unexplained
 from mindspeed_precision.records import Finding, Origin, Pair, Phase, RecordKey, Role, Severity, Side
@@ -145,7 +146,7 @@ def _batch_finding(facts: Facts, origins: list[Origin], *, id_: str, title: str,
             f"{names(origin.key.slot for origin in origins)}: first at step {first.key.step}, "
             f"microbatch {first.key.microbatch}",
             f"{sum(map(len, steps.values()))} microbatches in {len(steps)} of "
-            f"{len(facts.alignment.steps)} steps differ",
+            f"{count(len(facts.alignment.steps), 'step', 'differ')}",
         ),
         remedy=remedy,
         where=first.key,

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from mindspeed_precision.align.replicas import kept_equal_by
+from mindspeed_precision.counting import count
 from mindspeed_precision.diagnose.facts import Facts, names
 from mindspeed_precision.diagnose.rules.registry import rule
 from mindspeed_precision.records import NO_MICROBATCH, Finding, Phase, ReplicasDiffer, Severity, Side
@@ -37,7 +38,7 @@ def replicas_differ(facts: Facts) -> Iterable[Finding]:
             title=f"{names(one.key.fqn for one in found)}: the copies on different ranks of the {side.value} "
             "differ",
             evidence=(
-                f"{len(found)} records; first: {first.key.describe()}",
+                f"{count(len(found), 'record')}; first: {first.key.describe()}",
                 f"{groups} hold different bits",
             ),
             remedy=kept_equal_by(first.key.phase),

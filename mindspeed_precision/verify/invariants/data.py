@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
 
+from mindspeed_precision.counting import count
 from mindspeed_precision.records import NO_MICROBATCH, Finding, Phase, RecordKey, Role, Severity, TensorRecord
 from mindspeed_precision.verify.batches import Batch, batches, epoch_ends
 from mindspeed_precision.verify.invariants.registry import invariant
@@ -194,7 +195,7 @@ def _twice(read: Sequence[Batch]) -> Finding | None:
         return None
     identity, one, two = again[0]
     return _ids_finding(
-        f"{len(again)} samples are handed out more than once",
+        f"{count(len(again), 'sample', 'are')} handed out more than once",
         (f"sample {identity}: {one.place}, again {two.place}",),
         two,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mindspeed_precision.counting import count
 from mindspeed_precision.records import Finding, Phase, RecordKey, Role, Severity
 from mindspeed_precision.verify.group_table import ParameterRow, parameter_rows
 from mindspeed_precision.verify.invariants.registry import invariant
@@ -29,7 +30,9 @@ def groups(facts: RunFacts) -> Answer:
     if alone:
         missing = _missing_ranks(facts)
         if missing:
-            return Answer(exercised=0, skipped=f"{missing} ranks did not record: theirs may hold the others")
+            return Answer(
+                exercised=0, skipped=f"{count(missing, 'rank')} did not record: theirs may hold the others"
+            )
         findings.append(
             _finding(
                 "optimizer.parameter_in_no_group",
@@ -43,7 +46,8 @@ def groups(facts: RunFacts) -> Answer:
         findings.append(
             _finding(
                 "optimizer.parameter_twice",
-                f"{len(twice)} parameters are in a group more than once: each step updates them again",
+                f"{count(len(twice), 'parameter', 'are')} in a group more than once: "
+                "each step updates them again",
                 twice,
                 "make the conditions of the groups exclude each other; give a tied weight once",
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
+from mindspeed_precision.counting import count
 from mindspeed_precision.records import Finding, Layout, Phase, RecordKey, Role, Severity, TensorRecord
 from mindspeed_precision.verify.invariants.registry import invariant
 from mindspeed_precision.verify.places import Found, in_execution_order, of_collective
@@ -134,7 +135,7 @@ def _warning(facts: RunFacts, id_: str, title: str, found: Iterable[Found], reme
         title=title,
         evidence=(
             f"first: rank {first.rank}, {first.record.key.describe()}: {first.text}",
-            f"{len(ordered)} records of {shown}",
+            f"{count(len(ordered), 'record')} of {shown}",
         ),
         remedy=remedy,
         where=first.record.key,

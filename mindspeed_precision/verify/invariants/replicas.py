@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from mindspeed_precision.align.merging import BEFORE_REDUCTION
 from mindspeed_precision.align.replicas import kept_equal_by, replicas_of
+from mindspeed_precision.counting import count
 from mindspeed_precision.dump.reader import Run
 from mindspeed_precision.records import (
     Finding,
@@ -94,7 +95,7 @@ def _finding(found: Sequence[ReplicasDiffer]) -> Finding:
             f"first: {first.key.describe()}",
             f"{groups} hold different bits",
             *([before] if before else []),
-            f"{len(found)} records in all, of {len({one.key.fqn for one in found})} names",
+            f"{count(len(found), 'record')} in all, of {len({one.key.fqn for one in found})} names",
         ),
         remedy=kept_equal_by(first.key.phase),
         where=first.key,

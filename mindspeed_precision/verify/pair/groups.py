@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from mindspeed_precision.counting import count
 from mindspeed_precision.records import Finding, Phase, RecordKey, Role, Severity, Side
 from mindspeed_precision.verify.group_table import MULTIPLIERS, OF_LAYOUT, ParameterRow
 from mindspeed_precision.verify.pair.evidence import listed, shortened
@@ -57,7 +58,7 @@ def membership(facts: PairFacts) -> Answer:
         findings = (
             _finding(
                 "optimizer.groups_differ",
-                f"{len(lines)} parameters are in another group",
+                f"{count(len(lines), 'parameter', 'are')} in another group",
                 lines,
                 "make the conditions of the groups the same (no_weight_decay_cond, scale_lr_cond): biases "
                 "and norms are usually not decayed",
@@ -134,7 +135,7 @@ def _number(slot: str, one: float, two: float, found: dict[str, int]) -> Finding
         severity=Severity.ERROR,
         confidence=0.95,
         title=f"the optimizer applies {slot} {one:.8g} in the baseline and {two:.8g} in the candidate "
-        f"to {len(names)} parameters",
+        f"to {count(len(names), 'parameter')}",
         evidence=(f"first: step {step}", *shortened(names)),
         remedy=_REMEDIES[id_],
         where=RecordKey(step=step, phase=Phase.OPTIMIZER, fqn=names[0], role=Role.HYPERPARAMETER, slot=slot),
@@ -193,7 +194,7 @@ def properties(facts: PairFacts) -> Answer:
             if get(one) != get(two) and _comparable(facts, id_, one, two)
         ]
         if lines:
-            findings.append(_finding(id_, f"{len(lines)} parameters {what}", lines, remedy))
+            findings.append(_finding(id_, f"{count(len(lines), 'parameter')} {what}", lines, remedy))
     skipped = "" if both else "no run declared its parameters"
     return Answer(exercised=len(both), findings=tuple(findings), skipped=skipped)
 
@@ -239,7 +240,7 @@ def group_lines(facts: PairFacts, *, every: bool) -> tuple[str, ...]:
         lines.append((fqn, "baseline", *left))
         lines.append(("", "candidate", *(b if a != b else "=" for a, b in zip(left, right, strict=True))))
     same = len(rows) - len(shown)
-    note = [(f"{same} parameters are the same on both sides (--all shows them)",)] if same else []
+    note = [(f"{count(same, 'parameter', 'are')} the same on both sides (--all shows them)",)] if same else []
     return (*_aligned(lines), *(text for (text,) in note))
 
 

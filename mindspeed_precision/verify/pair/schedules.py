@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from mindspeed_precision.counting import count
 from mindspeed_precision.records import NO_MICROBATCH, Finding, Phase, RecordKey, Role, Severity, Side
 from mindspeed_precision.verify.pair.registry import pair_check
 from mindspeed_precision.verify.pair_facts import PairFacts
@@ -90,7 +91,7 @@ def _lengths(one: int, two: int, *, same: bool) -> Finding:
         id="schedule.steps_differ",
         severity=Severity.WARNING,
         confidence=0.9,
-        title=f"the baseline trains {one} steps, the candidate {two}",
+        title=f"the baseline trains {count(one, 'step')}, the candidate {two}",
         evidence=(until,),
         remedy="use the same --train-iters or --train-samples, or say --lr-decay-iters in both",
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mindspeed_precision.align.vocabulary import Padding
+from mindspeed_precision.counting import agree, count
 from mindspeed_precision.records import INIT_STEP, Finding, Phase, RecordKey, Role, Severity, Side
 from mindspeed_precision.verify.pair.evidence import listed, shortened
 from mindspeed_precision.verify.pair.registry import pair_check
@@ -110,7 +111,8 @@ def _missing(facts: PairFacts) -> list[Finding]:
                 id="weights.missing",
                 severity=Severity.ERROR,
                 confidence=0.95,
-                title=f"{len(alone)} parameters of the {side.value} are not in the {side.other.value}",
+                title=f"{count(len(alone), 'parameter')} of the {side.value} {agree(len(alone), 'are')} "
+                f"not in the {side.other.value}",
                 evidence=shortened(lines),
                 remedy="build the same model; where it merely names them otherwise, say so with --mapping",
                 where=_key(alone[0]),
@@ -155,7 +157,7 @@ def _dtypes(facts: PairFacts) -> list[Finding]:
             id="weights.other_dtype",
             severity=Severity.ERROR,
             confidence=0.97,
-            title=f"{len(apart)} parameters have another dtype",
+            title=f"{count(len(apart), 'parameter', 'have')} another dtype",
             evidence=shortened(apart),
             remedy="use the same --params-dtype, --bf16, --fp16 and mixed-precision policy in both runs",
             where=_key(apart[0].partition(":")[0]),
