@@ -28,7 +28,10 @@ def test_a_note_says_the_ranks(group, note):
     assert ranks_of_note(note) == tuple(sorted(group))
 
 
-@pytest.mark.parametrize("note", ["", "over ranks", "over ranks 1-", "over ranks 0 to 8 by 0", "a cast", "over ranks 0-99999999999"])
+@pytest.mark.parametrize(
+    "note",
+    ["", "over ranks", "over ranks 1-", "over ranks 0 to 8 by 0", "a cast", "over ranks 0-99999999999"],
+)
 def test_another_note_says_none(note):
     assert ranks_of_note(note) == ()
 
