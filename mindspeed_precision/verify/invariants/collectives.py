@@ -127,7 +127,7 @@ def copies_are_not_summed(facts: RunFacts) -> Answer:
 
 
 def _counts(record: TensorRecord) -> bool:
-    """Tell whether it is whole numbers: two ranks' tokens per expert are equal by chance, and few in number."""
+    """Tell whether it is whole numbers: tokens per expert are few, and equal on two ranks by chance."""
     return record.dtype.startswith(("int", "uint", "bool"))
 
 
