@@ -226,6 +226,10 @@ class CaptureBackend(Backend, Protocol):
         """Return ``(rank, world size)``; ``(0, 1)`` for a process alone."""
         ...
 
+    def group_ranks(self, group: Any) -> Sequence[int]:
+        """Return the ranks of a process group, as numbers of the world; None: of the default group."""
+        ...
+
     def from_first_rank(self, value: Any) -> Any:
         """Return rank 0's ``value`` on every rank: a small object that can be pickled."""
         ...

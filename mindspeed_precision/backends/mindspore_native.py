@@ -140,6 +140,12 @@ class MindSporeCapture(MindSporeTape):
             return 0, 1
         return int(get_rank()), int(get_group_size())
 
+    def group_ranks(self, group: Any) -> Sequence[int]:
+        """Return the ranks of a communication group, by its name; None: of the default group."""
+        from mindspore.communication import get_process_group_ranks
+
+        return [int(rank) for rank in get_process_group_ranks(group or GlobalComm.WORLD_COMM_GROUP)]
+
     def from_first_rank(self, value: Any) -> Any:
         """Broadcast a small object from rank 0."""
         if self.rank()[1] == 1:

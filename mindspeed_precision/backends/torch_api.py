@@ -86,6 +86,10 @@ class TorchApi(Backend):
             return 0, 1
         return int(distributed.get_rank()), int(distributed.get_world_size())
 
+    def group_ranks(self, group: Any) -> Sequence[int]:
+        """Return the ranks of a process group, as numbers of the world; None: of the default group."""
+        return [int(rank) for rank in torch.distributed.get_process_group_ranks(group)]
+
     def from_first_rank(self, value: Any) -> Any:
         """Broadcast a small object from rank 0."""
         if self.rank()[1] == 1:

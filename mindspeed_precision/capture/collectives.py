@@ -14,6 +14,7 @@ from typing import Any
 
 from mindspeed_precision.capture.context import CaptureContext, active
 from mindspeed_precision.capture.modules import tensors_of
+from mindspeed_precision.record.process_group import group_note
 from mindspeed_precision.records import NO_MICROBATCH, Phase, Role
 
 COLLECTIVE = "collective"
@@ -39,7 +40,7 @@ class _Place:
     recomputed: bool = False
 
 
-def _observer(name: str, given: tuple[int, str], got: tuple[int, str]) -> Observer:
+def _observer(name: str, given: tuple[int, str], got: tuple[int, str], group: int) -> Observer:
     """Return the wrapper that records the collective ``name``.
 
     Of an asynchronous call the result is recorded when its handle is waited for. A collective that is made of
@@ -50,6 +51,7 @@ def _observer(name: str, given: tuple[int, str], got: tuple[int, str]) -> Observ
             function that stands there calls itself: others may have wrapped it.
         given: position and keyword of what is given to it.
         got: position and keyword of what comes back.
+        group: position of the process group, whose keyword is ``group``.
     """
 
     def observe(
@@ -61,7 +63,8 @@ def _observer(name: str, given: tuple[int, str], got: tuple[int, str]) -> Observ
             return wrapped(*args, **kwargs)
         occurrence = context.clock.count_collective(place.phase, place.microbatch, f"{place.fqn}.{name}")
         given_role, got_role = _ROLES[place.phase]
-        _observe(context, place, given_role, name, _operand(given, args, kwargs), occurrence)
+        note = _group_note(context, _operand((group, "group"), args, kwargs))
+        _observe(context, place, given_role, name, _operand(given, args, kwargs), occurrence, note)
         _running.inside = True
         try:
             work = wrapped(*args, **kwargs)
@@ -69,7 +72,7 @@ def _observer(name: str, given: tuple[int, str], got: tuple[int, str]) -> Observ
             _running.inside = False
 
         def done() -> None:
-            _observe(context, place, got_role, name, _operand(got, args, kwargs), occurrence)
+            _observe(context, place, got_role, name, _operand(got, args, kwargs), occurrence, note)
 
         if _coalescing():  # nothing has run yet; what comes back is recorded as the reduced gradient
             return work
@@ -81,15 +84,15 @@ def _observer(name: str, given: tuple[int, str], got: tuple[int, str]) -> Observ
     return observe
 
 
-observe_all_reduce = _observer("all_reduce", (0, "tensor"), (0, "tensor"))
-observe_broadcast = _observer("broadcast", (0, "tensor"), (0, "tensor"))
+observe_all_reduce = _observer("all_reduce", (0, "tensor"), (0, "tensor"), 2)
+observe_broadcast = _observer("broadcast", (0, "tensor"), (0, "tensor"), 2)
 observe_all_gather_into_tensor = _observer(
-    "all_gather_into_tensor", (1, "input_tensor"), (0, "output_tensor")
+    "all_gather_into_tensor", (1, "input_tensor"), (0, "output_tensor"), 2
 )
-observe_all_gather = _observer("all_gather", (1, "tensor"), (0, "tensor_list"))
-observe_reduce_scatter_tensor = _observer("reduce_scatter_tensor", (1, "input"), (0, "output"))
-observe_reduce_scatter = _observer("reduce_scatter", (1, "input_list"), (0, "output"))
-observe_all_to_all_single = _observer("all_to_all_single", (1, "input"), (0, "output"))
+observe_all_gather = _observer("all_gather", (1, "tensor"), (0, "tensor_list"), 2)
+observe_reduce_scatter_tensor = _observer("reduce_scatter_tensor", (1, "input"), (0, "output"), 3)
+observe_reduce_scatter = _observer("reduce_scatter", (1, "input_list"), (0, "output"), 3)
+observe_all_to_all_single = _observer("all_to_all_single", (1, "input"), (0, "output"), 4)
 
 
 class ObservedWork:
@@ -157,8 +160,19 @@ def _operand(where: tuple[int, str], args: tuple[Any, ...], kwargs: dict[str, An
     return args[position] if position < len(args) else kwargs.get(keyword)
 
 
+def _group_note(context: CaptureContext, group: Any) -> str:
+    """Return the ranks of a process group in words, asked once per group; empty where nobody can tell."""
+    if group not in context.group_notes:
+        try:
+            ranks = context.backend.group_ranks(group)
+        except Exception:  # noqa: BLE001  a group that is none of the framework's; the check says that it is not known
+            ranks = ()
+        context.group_notes[group] = group_note(ranks) if ranks else ""
+    return context.group_notes[group]
+
+
 def _observe(
-    context: CaptureContext, place: _Place, role: Role, name: str, operand: Any, occurrence: int
+    context: CaptureContext, place: _Place, role: Role, name: str, operand: Any, occurrence: int, note: str
 ) -> None:
     for index, tensor in tensors_of(context.backend, operand):
         context.observe(
@@ -170,6 +184,7 @@ def _observe(
             microbatch=place.microbatch,
             occurrence=occurrence,
             recomputed=place.recomputed,
+            note=note,
         )
 
 

@@ -45,6 +45,7 @@ class CaptureContext:
         waiting_sums: by parameter, copies of main_grad and of the dW that is being added to it.
         gathers_late: after the optimizer's step a rank has its own range of a parameter alone: the gather of
             the others runs beside the next forward.
+        group_notes: by process group, what records of its collectives say of it.
         placements: by parameter, where this rank's tensor sits in the canonical one.
         placer: says the same of activations; None: nothing is placed.
         containment: through which everything is called that runs inside the training.
@@ -70,6 +71,7 @@ class CaptureContext:
         self.optimizer: Any = None
         self.schedule: dict[str, Any] = {}
         self.waiting_sums: dict[str, tuple[Any, Any]] = {}
+        self.group_notes: dict[Any, str] = {}
         self.reducing = False
         self.gathering = False
         self.gathers_late = False

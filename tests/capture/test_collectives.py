@@ -32,5 +32,6 @@ def test_a_collective_that_somebody_wrapped_under_another_name(cpu_megatron, tmp
     record_training(TrainerSettings(), tmp_path / "wrapped")
     plain, wrapped = load_run(tmp_path / "plain"), load_run(tmp_path / "wrapped")
     assert reduced_in_the_loss(plain)
+    assert {r.note for r in reduced_in_the_loss(plain)} == {"over ranks 0"}
     assert len(reduced_in_the_loss(wrapped)) == len(reduced_in_the_loss(plain))
     assert compare_runs(plain, wrapped).status.value == "identical"

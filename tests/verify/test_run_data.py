@@ -201,11 +201,11 @@ def test_recomputation(tmp_path):
     assert "same bits both times" in finding.evidence[1]
 
 
-def reducing(directory, *, layout=None, summed=False, discarded=False, phase="dgrad"):
+def reducing(directory, *, layout=None, summed=False, discarded=False, phase="dgrad", dtype="float32"):
     """Return two tensor-parallel ranks that all-reduce in a module, or in its backward pass."""
     builder = RunBuilder(ranks(2, tp_size=2))
     given_role, got_role = ("grad_output", "grad_input") if phase == "dgrad" else ("input", "output")
-    parts = [np.arange(8, dtype=np.float32).reshape(2, 4) + 1 + (0 if summed else rank) for rank in (0, 1)]
+    parts = [np.arange(8, dtype=dtype).reshape(2, 4) + 1 + (0 if summed else rank) for rank in (0, 1)]
     total = parts[0] + parts[1]
     for rank, part in enumerate(parts):
         at = {"rank": rank, "microbatch": 0}
@@ -231,6 +231,13 @@ def test_copies_are_not_summed(tmp_path):
     found = findings_of(reducing(tmp_path / "run", phase="fprop", summed=True), *REDUCE)
     assert set(found) == {"reduce.copies_summed"}
     assert "equal on ranks 0, 1" in found["reduce.copies_summed"].evidence[0]
+
+
+def test_counts_that_are_equal_by_chance_are_no_copies(tmp_path):
+    run = reducing(
+        tmp_path / "run", phase="fprop", summed=True, dtype="int64"
+    )  # tokens per expert of a router
+    assert not findings_of(run, *REDUCE)
 
 
 @pytest.mark.parametrize(
