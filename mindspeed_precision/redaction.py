@@ -60,6 +60,9 @@ _SUSPECT = re.compile(r"[=:\s]|hf_|gh[pousr]_|github_pat_|glpat-|xox|AKIA|ASIA|A
 """What every form has some of; most names and numbers have none."""
 _PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----[^-]*(?:-----END [A-Z ]{0,40}-----)?")
 _IN_URL = re.compile(r"(://[^/\s:@]*:)([^/\s@]+)(?=@)")
+_IN_QUERY = re.compile(
+    r"(?i)([?&](?:x-(?:amz|goog)-(?:signature|credential|security-token)|signature|sig|[\w-]*token)=)([^&\s'\"#<]+)"
+)
 _BEARER = re.compile(r"(?i)(?<!\w)((?:bearer|basic)\s+)([\w.~+/-]{16,}=*)")
 _NAME = re.compile(r"(?<![\w.-])(-{0,2}[A-Za-z_][\w.-]*)(\s*[=:]\s*|\s+)")
 _VALUE = re.compile(r"""("[^"]*"|'[^']*'|[^\s,;&"']+)""")
@@ -141,6 +144,7 @@ class _Redaction:
             text = form.sub(lambda match: self._hash(match.group()), text)
         text = _PRIVATE_KEY.sub(lambda match: self._hash(match.group()), text)
         text = _IN_URL.sub(lambda match: match.group(1) + self._hash(match.group(2)), text)
+        text = _IN_QUERY.sub(lambda match: match.group(1) + self._hash(match.group(2)), text)
         text = _BEARER.sub(lambda match: match.group(1) + self._hash(match.group(2)), text)
         return self._named(text)
 

@@ -7,14 +7,16 @@ choice open where two are as near as their roundings.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mindspeed_precision.backends.base import HostTensor
+from mindspeed_precision.counting import count
 from mindspeed_precision.dump.reader import Run
 from mindspeed_precision.record.elements import UNIT_ROUNDOFF, to_numbers
 from mindspeed_precision.records import INIT_STEP, Pair, Phase, RecordKey, Role
@@ -31,8 +33,12 @@ _OTHER_CHOICES = (
 )
 """Settings under which the largest scores alone do not decide."""
 
+_MOST = 0.5
+"""Share of tokens that rounding may turn where the choice cannot be computed anew."""
+
 Rows = NDArray[np.bool_]
 Numbers = NDArray[np.float64]
+Counts = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -118,8 +124,15 @@ class Choices:
             return Flips(pair=pair, rows=None, unknown="no elements of the routing map were kept")
         chosen = [to_numbers(side).astype(bool) for side in maps]
         rows = np.asarray((chosen[0] != chosen[1]).any(axis=1))
+        if not any(self._config(side).get("moe_expert_capacity_factor") for side in (0, 1)):
+            wrong = _other_number(*(one.sum(axis=1) for one in chosen))
+            if wrong:
+                return Flips(pair=pair, rows=rows, wrong=wrong)
         for side in (0, 1):
             scores = self._scores(pair, side)
+            if isinstance(scores, str) and rows.sum() > _MOST * len(rows):
+                turned = f"{rows.sum()} of {len(rows)} tokens take another route, more than rounding turns"
+                return Flips(pair=pair, rows=rows, wrong=f"{turned} ({scores})")
             if isinstance(scores, str):
                 return Flips(pair=pair, rows=rows, unknown=scores)
             wrong = _against(*scores, chosen[side], chosen[1 - side], rows)
@@ -129,8 +142,7 @@ class Choices:
 
     def _scores(self, pair: Pair, side: int) -> tuple[Numbers, Numbers] | str:
         """Return the scores of every expert and what rounding may change in them, ``[tokens, experts]``."""
-        config = self._runs[side].manifest.get("config") or {}
-        config = config.get("transformer_config") or {}
+        config = self._config(side)
         other = [name for name in _OTHER_CHOICES if config.get(name)]
         if other or config.get("moe_router_load_balancing_type") == "sinkhorn":
             return f"the choice depends on {', '.join(other) or 'sinkhorn'}, too"
@@ -148,6 +160,10 @@ class Choices:
         sizes = np.abs(inputs) @ np.abs(weight).T
         unit, sums = UNIT_ROUNDOFF.get(dtype, 0.0), UNIT_ROUNDOFF["float32"]
         return logits, 4 * (unit * np.abs(logits) + sums * math.sqrt(inputs.shape[1]) * sizes)
+
+    def _config(self, side: int) -> Mapping[str, Any]:
+        config = self._runs[side].manifest.get("config") or {}
+        return config.get("transformer_config") or {}
 
     def _given(self, pair: Pair, side: int) -> tuple[str, Numbers] | None:
         """Return dtype and elements of what the router received, ``[tokens, hidden]``."""
@@ -174,6 +190,15 @@ def is_routing_map(pair: Pair) -> bool:
     key, record = pair.key, pair.candidate
     named = key.fqn.endswith(_ROUTER) and key.phase is Phase.FPROP and key.role is Role.OUTPUT
     return named and record.dtype == "bool" and len(record.shape) == 2 and pair.baseline.shape == record.shape
+
+
+def _other_number(one: Counts, two: Counts) -> str:
+    """Say which token is given to more or fewer experts, which no rounding does; empty: none."""
+    token = next(iter(np.flatnonzero(one != two)), None)
+    if token is None:
+        return ""
+    experts, before = (count(int(side[token]), "expert") for side in (two, one))
+    return f"in the candidate token {token} is given to {experts}, in the baseline to {before}"
 
 
 def _against(scores: Numbers, slack: Numbers, mine: Rows, other: Rows, rows: Rows) -> str:

@@ -10,9 +10,11 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from mindspeed_precision.errors import DumpError
@@ -22,7 +24,10 @@ CACHE = "MSP_CACHE"
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]+(::|://)", re.IGNORECASE)
 _LATER = (".safetensors",)
-_STAMPS = ("size", "ETag", "etag", "LastModified", "mtime", "modified", "created")
+_STAMPS = (
+    *("ETag", "etag", "LastModified", "last_modified", "mtime", "modified", "modificationTime"),
+    *("modify", "updated", "created"),
+)
 """What file systems say of a file that changes when its content does."""
 
 
@@ -65,13 +70,13 @@ def bring(path: Path) -> None:
     if copies() not in path.parents or path.exists():
         return
     place, directory, *parts = path.relative_to(copies()).parts
-    record = _record(copies() / place)
-    if not record.is_file():
+    if not _record(copies() / place).is_file():
         return
-    known = json.loads(record.read_text(encoding="utf-8"))
-    name = "/".join(parts)
-    if name in known["files"]:
-        _Copy(url=known["url"], directory=copies() / place / directory).fetch([name])
+    with _alone(copies() / place):  # another process may be bringing the copy up to date
+        known = _known(copies() / place)
+        name = "/".join(parts)
+        if name in known["files"] and not path.exists():
+            _Copy(url=known["url"], directory=copies() / place / directory).fetch([name])
 
 
 def copies() -> Path:
@@ -81,12 +86,44 @@ def copies() -> Path:
 
 
 def shown(url: str) -> str:
-    """Return a URL without a user's name and password."""
-    return re.sub(r"//[^/@]*@", "//", url)
+    """Return a URL, or a text that has some, without users' names, passwords and queries, which may sign."""
+    return re.sub(r"\?[^\s'\"]*", "", re.sub(r"//[^/@\s]*@", "//", url))
 
 
 def _record(place: Path) -> Path:
     return place.with_suffix(".json")
+
+
+def _known(place: Path) -> dict[str, Any]:
+    """Return what is noted of a copy; of a damaged note nothing, so that all is copied again."""
+    with suppress(OSError, ValueError):
+        found = json.loads(_record(place).read_text(encoding="utf-8"))
+        if isinstance(found, dict) and isinstance(found.get("files"), dict) and "url" in found:
+            return found
+    return {"url": "", "files": {}}
+
+
+@contextmanager
+def _alone(place: Path) -> Iterator[None]:
+    """Change a copy while no other process does.
+
+    Raises:
+        DumpError: copies cannot be kept.
+    """
+    try:
+        copies().mkdir(parents=True, exist_ok=True, mode=0o700)  # what is copied may not be for everybody
+        with place.with_suffix(".lock").open("w") as lock:
+            with suppress(ImportError, OSError):  # a system or a disk without locks
+                import fcntl
+
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+    except OSError as error:
+        remedy = f"set {CACHE} to a directory that can be written"
+        found = error.strerror or type(error).__name__
+        raise DumpError(
+            "copies cannot be kept here", where=str(copies()), found=found, remedy=remedy
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -102,41 +139,51 @@ class _Copy:
 
     def update(self) -> None:
         files = self._listing()
-        record = _record(self.directory.parent)
-        before = json.loads(record.read_text(encoding="utf-8"))["files"] if record.is_file() else {}
+        with _alone(self.directory.parent):
+            self._update(files)
+
+    def _update(self, files: dict[str, str]) -> None:
+        place = self.directory.parent
+        before = _known(place)["files"]
         here = {
             path.relative_to(self.directory).as_posix()
             for path in self.directory.rglob("*")
             if path.is_file()
         }
-        for name in here:
-            if name not in files or files[name] != before.get(name):
-                (self.directory / name).unlink()
-                here = here - {name}
+        same = {
+            name: files[name]
+            for name in here & files.keys()
+            if files[name] and files[name] == before.get(name)
+        }
         self.directory.mkdir(parents=True, exist_ok=True)
-        self.fetch([name for name in files if name not in here and not name.endswith(_LATER)])
+        _write(_record(place), {"url": self.url, "files": same})  # true, wherever what follows is interrupted
+        for name in here - same.keys():
+            (self.directory / name).unlink()
+        for path in sorted(
+            self.directory.rglob("*"), reverse=True
+        ):  # a restart that is gone has no directory
+            with suppress(OSError):
+                path.rmdir()
+        self.fetch([name for name in files if name not in same and not name.endswith(_LATER)])
         for name in files:  # a rank whose only files come later has its directory
             (self.directory / name).parent.mkdir(parents=True, exist_ok=True)
-        _write(record, {"url": self.url, "files": files})
+        _write(_record(place), {"url": self.url, "files": files})
 
     def fetch(self, names: list[str]) -> None:
         """Copy files, each there whole or not at all."""
         if not names:
             return
         system, root = self._open()
-        targets = [self.directory / name for name in names]
-        for target in targets:
-            target.parent.mkdir(parents=True, exist_ok=True)
-        parts = [target.with_name(f"{target.name}.{os.getpid()}.part") for target in targets]
-        try:
-            system.get([f"{root}/{name}" for name in names], [str(part) for part in parts])
-            for part, target in zip(parts, targets, strict=True):
+        with tempfile.TemporaryDirectory(dir=self.directory.parent, ignore_cleanup_errors=True) as parts:
+            came = [Path(parts) / str(number) for number in range(len(names))]
+            try:
+                system.get([f"{root}/{name}" for name in names], [str(part) for part in came])
+            except Exception as error:
+                raise self._unreadable(error) from error
+            for part, name in zip(came, names, strict=True):
+                target = self.directory / name
+                target.parent.mkdir(parents=True, exist_ok=True)
                 part.replace(target)
-        except Exception as error:
-            raise self._unreadable(error) from error
-        finally:
-            for part in parts:
-                part.unlink(missing_ok=True)
 
     def _listing(self) -> dict[str, str]:
         system, root = self._open()
@@ -144,13 +191,20 @@ class _Copy:
             found: Mapping[str, Mapping[str, Any]] = system.find(root, detail=True)
         except Exception as error:
             raise self._unreadable(error) from error
-        files = {path.removeprefix(root).lstrip("/"): _stamp(entry) for path, entry in found.items()}
-        files.pop("", None)  # some stores hold an object of a directory's own name
+        entries = {path.removeprefix(root).lstrip("/"): entry for path, entry in found.items()}
+        around = {"", *(f"{one}" for name in entries for one in PurePosixPath(name).parents)}
+        files = {  # some stores hold an empty object of a directory's own name
+            name: _stamp(entry)
+            for name, entry in entries.items()
+            if name and not (entry.get("size") == 0 and (name in around or name.endswith("/")))
+        }
         if not files:
             raise DumpError("no such run directory", where=shown(self.url))
         for name in files:
             if any(part in ("", ".", "..") for part in name.split("/")) or "\\" in name or "\0" in name:
                 raise DumpError("a name that leads out of the run", where=shown(self.url), found=repr(name))
+            if name in around:
+                raise DumpError("a file and a directory of one name", where=shown(self.url), found=repr(name))
         return files
 
     def _open(self) -> tuple[Any, str]:
@@ -165,10 +219,10 @@ class _Copy:
         try:
             system, root = url_to_fs(self.url)
         except ImportError as error:
-            raise DumpError("a library is absent", where=shown(self.url), found=str(error)) from error
+            raise DumpError("a library is absent", where=shown(self.url), found=shown(str(error))) from error
         except ValueError as error:
             expected = "a path, or a URL that fsspec reads (s3://, hdfs://, gs://, https://)"
-            raise DumpError(str(error), where=shown(self.url), expected=expected) from error
+            raise DumpError(shown(str(error)), where=shown(self.url), expected=expected) from error
         except Exception as error:
             raise self._unreadable(error) from error
         if not root.strip("/"):
@@ -177,7 +231,7 @@ class _Copy:
         return system, root.rstrip("/")
 
     def _unreadable(self, error: Exception) -> DumpError:
-        said = " ".join(str(error).split()) or type(error).__name__
+        said = " ".join(shown(str(error)).split()) or type(error).__name__
         if isinstance(error, FileNotFoundError):
             return DumpError("no such run directory", where=shown(self.url))
         remedy = "check the address, the credentials and the network"
@@ -185,7 +239,9 @@ class _Copy:
 
 
 def _stamp(entry: Mapping[str, Any]) -> str:
-    return " ".join(str(entry[key]) for key in _STAMPS if key in entry)
+    """Return what changes with a file; empty where the store says nothing of it, as web servers do."""
+    stamps = [str(entry[key]) for key in _STAMPS if entry.get(key)]
+    return " ".join([str(entry.get("size")), *stamps]) if stamps else ""
 
 
 def _write(record: Path, content: dict[str, Any]) -> None:

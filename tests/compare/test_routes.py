@@ -44,11 +44,12 @@ def model():
     return weight.astype(np.float32), experts, tokens.astype(np.float32), np.float32(1e-6) * apart
 
 
-def forward(*, candidate, choose=None, wrong_row=None, scale=1.0):
+def forward(*, candidate, choose=None, wrong_row=None, scale=1.0, k=2, dropped=None, shift=0):
     """Return what a run records: the candidate's tokens are rounded otherwise, and one is turned thereby.
 
     ``choose``: a token that is sent to the wrong expert. ``wrong_row``: one that the layer treats so.
-    ``scale``: of what the router receives, a fault before it.
+    ``scale``: of what the router receives, a fault before it. ``k``: experts of a token. ``dropped``: a token
+    that no expert gets. ``shift``: of all choices, to other experts.
     """
     weight, experts, tokens, turn = model()
     if candidate:
@@ -57,16 +58,19 @@ def forward(*, candidate, choose=None, wrong_row=None, scale=1.0):
     tokens[TIED] += turn if candidate else -turn
     tokens = (tokens * scale).astype(np.float32)
     scores = tokens @ weight.T
-    chosen = np.argsort(scores, axis=1)[:, -2:]
+    chosen = np.argsort(scores, axis=1)[:, -k:]
     if choose is not None:
         chosen[choose, 0] = np.argsort(scores[choose])[0]
     routes = np.zeros((TOKENS, EXPERTS), bool)
     np.put_along_axis(routes, chosen, True, axis=1)
+    if dropped is not None:
+        routes[dropped] = False
+    routes = np.roll(routes, shift, axis=1)
     used = routes.copy()
     if wrong_row is not None:
         used[wrong_row] = np.roll(used[wrong_row], 1)
     probabilities = np.where(routes, np.exp(scores), 0)
-    probabilities = probabilities / probabilities.sum(axis=1, keepdims=True)
+    probabilities = probabilities / np.maximum(probabilities.sum(axis=1, keepdims=True), 1e-30)
     mixed = np.einsum("te,ehk,th->tk", used / 2, experts, tokens)
     after = tokens + mixed
     shape = (TOKENS // 2, 2, HIDDEN)
@@ -157,6 +161,37 @@ def test_a_choice_against_the_scores_is_found(compared):
     (judged,) = [c for c in diagnosis.comparisons if (c.key.fqn, c.key.slot) == (ROUTER, "1")]
     assert judged.verdict is Verdict.DIVERGED
     assert judged.reason.startswith("in the candidate token 40 goes to expert")
+
+
+OF_MEGATRON = [{}, {"moe_router_num_groups": 2}, {"moe_router_enable_expert_bias": True}]
+
+
+@pytest.mark.parametrize("transformer", OF_MEGATRON)
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ({"k": 1}, "is given to 1 expert, in the baseline to 2 experts"),
+        ({"k": 3}, "is given to 3 experts, in the baseline to 2 experts"),
+        ({"dropped": 40}, "token 40 is given to 0 experts, in the baseline to 2 experts"),
+    ],
+)
+def test_another_number_of_experts_is_no_rounding(fault, said, transformer, compared):
+    diagnosis = compared(transformer=transformer, **fault)
+    assert place(diagnosis)[:2] == (ROUTER, Role.OUTPUT)
+    (judged,) = [c for c in diagnosis.comparisons if (c.key.fqn, c.key.slot) == (ROUTER, "1")]
+    assert judged.verdict is Verdict.DIVERGED
+    assert said in judged.reason
+
+
+@pytest.mark.parametrize("transformer", OF_MEGATRON[1:])
+def test_tokens_that_all_go_elsewhere_are_excused_by_nothing(transformer, compared):
+    """Also where the choice cannot be computed anew."""
+    diagnosis = compared(transformer=transformer, shift=1)
+    (judged,) = [c for c in diagnosis.comparisons if (c.key.fqn, c.key.slot) == (ROUTER, "1")]
+    assert (judged.verdict, diagnosis.status) == (Verdict.DIVERGED, Verdict.DIVERGED)
+    assert "of 64 tokens take another route" in judged.reason
+    after = [c for c in diagnosis.comparisons if c.key.fqn in (EXPERT_LAYER, LAYER, NEXT)]
+    assert {c.verdict for c in after} == {Verdict.DIVERGED}
 
 
 def test_routes_that_a_fault_before_the_router_turned_excuse_nothing(compared):

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from functools import partial
+from functools import partial, partialmethod
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -16,7 +16,7 @@ import pytest
 
 from mindspeed_precision import cli
 from mindspeed_precision.config import load_settings
-from mindspeed_precision.dump.object_store import CACHE, is_url
+from mindspeed_precision.dump.object_store import CACHE, _Copy, is_url
 from mindspeed_precision.errors import ConfigError, DumpError
 from mindspeed_precision.loading import load_run
 from mindspeed_precision.testing.fake_runs import FakeRun, write_fake_run
@@ -108,6 +108,107 @@ def test_what_did_not_change_is_not_copied_again(memory, cache, monkeypatch):
     assert index.stat().st_ino == before
 
 
+def test_a_store_that_says_nothing_of_its_files_is_copied_again(http, run):
+    """A web server lists names alone: what is the same there is not known."""
+    pytest.importorskip("aiohttp", reason="fsspec reads http:// with aiohttp")
+    elements(load_run(http))
+    other = write_fake_run(run.parent / "other", FakeRun(seed=7))
+    shutil.rmtree(run)
+    shutil.copytree(other, run)
+    found = load_run(http)
+    assert content(found) == content(load_run(other))
+    assert elements(found) == elements(load_run(other))
+
+
+def test_a_listing_of_names_and_sizes_is_no_stamp(memory, run, monkeypatch):
+    kind = type(fsspec.filesystem("memory"))
+    find = kind.find
+
+    def bare(self, *given, **options):
+        found = find(self, *given, **options)
+        if not options.get("detail"):
+            return found
+        return {name: {"name": name, "size": entry["size"], "type": "file"} for name, entry in found.items()}
+
+    monkeypatch.setattr(kind, "find", bare)
+    elements(load_run(memory))
+    other = write_fake_run(run.parent / "other", FakeRun(seed=7))
+    fsspec.filesystem("memory").put(f"{other}/", "/bucket/run/", recursive=True)
+    assert elements(load_run(memory)) == elements(load_run(other)) != elements(load_run(run))
+
+
+def test_a_restart_that_is_gone_goes(memory, run):
+    store = fsspec.filesystem("memory")
+    store.put(str(run), "/bucket/run/restart01", recursive=True)
+    assert load_run(memory).notes
+    store.rm("/bucket/run/restart01", recursive=True)
+    assert content(load_run(memory)) == content(load_run(run))
+
+
+def test_another_process_that_copies_at_the_same_time_changes_nothing(memory, run, monkeypatch):
+    kind = type(fsspec.filesystem("memory"))
+    get, others = kind.get, []
+
+    def slow(self, *given, **options):
+        get(self, *given, **options)
+        if not others:
+            others.append(threading.Thread(target=lambda: others.append(content(load_run(memory)))))
+            others[0].start()
+            others[0].join(timeout=0.5)  # it has the time to take away what is being copied
+
+    monkeypatch.setattr(kind, "get", slow)
+    assert content(load_run(memory)) == content(load_run(run))
+    others[0].join()
+    assert others[1:] == [content(load_run(run))]
+
+
+def test_what_is_interrupted_is_copied_again(memory, run, cache, monkeypatch):
+    kind = type(fsspec.filesystem("memory"))
+    get = kind.get
+
+    def interrupted(self, *given, **options):
+        get(self, *given, **options)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(kind, "get", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            load_run(memory)
+    assert not list(cache.rglob("index.jsonl*"))
+    assert content(load_run(memory)) == content(load_run(run))
+
+
+def test_a_damaged_note_of_a_copy_is_none(memory, run, cache):
+    load_run(memory)
+    (note,) = (cache / "runs").glob("*.json")
+    for text in ("{", "[]", '{"url": "memory://x/run"}'):
+        note.write_text(text)
+        assert content(load_run(memory)) == content(load_run(run))
+
+
+def test_where_no_copy_can_be_kept(memory, tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(CACHE, str(tmp_path / "file"))
+    assert cli.main(["check", memory]) == 2
+    assert f"copies cannot be kept here (found Not a directory); set {CACHE}" in capsys.readouterr().err
+
+
+def test_objects_that_stand_for_directories(memory, run, monkeypatch):
+    kind = type(fsspec.filesystem("memory"))
+    find = kind.find
+
+    def marked(self, path, size=0, **options):
+        more = {f"{path}/{name}": {"size": size, "created": 1} for name in ("rank00000", "more/")}
+        return find(self, path, **options) | more if options.get("detail") else find(self, path, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(kind, "find", marked)
+        assert content(load_run(memory)) == content(load_run(run))
+        patched.setattr(kind, "find", partialmethod(marked, size=1))
+        with pytest.raises(DumpError, match="a file and a directory of one name"):
+            load_run(memory)
+
+
 @pytest.mark.parametrize("command", ["compare", "check", "verify", "show", "certify", "data"])
 def test_commands_take_urls(memory, run, command, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
@@ -194,10 +295,25 @@ def test_a_password_is_not_shown(cache, capsys):
     assert "127.0.0.1" in said
 
 
+def test_a_signature_is_not_shown(cache, capsys, tmp_path, monkeypatch):
+    url = "memory://me:hunter2@bucket/run?X-Amz-Signature=5ec2e7&b=1"
+    store = fsspec.filesystem("memory")
+    monkeypatch.setattr(
+        type(store), "find", lambda *_, **__: (_ for _ in ()).throw(ValueError(f"403 of {url!r}"))
+    )
+    assert cli.main(["check", url, "--json"]) == 2
+    said = "".join(capsys.readouterr())
+    assert "403 of" in said
+    assert "5ec2e7" not in said
+    assert "hunter2" not in said
+    assert "5ec2e7" not in _Copy.of(url).directory.name
+
+
 def test_copies_are_for_their_owner_alone(memory, cache):
     load_run(memory)
     (record,) = (cache / "runs").glob("*.json")
     assert record.stat().st_mode & 0o077 == 0
+    assert (cache / "runs").stat().st_mode & 0o077 == 0
 
 
 def test_no_run_is_written_to_a_url(tmp_path):
