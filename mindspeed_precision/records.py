@@ -44,6 +44,10 @@ PERSISTENT = "persistent"
 """Slot of the records of a buffer that a checkpoint holds."""
 
 
+MOMENTUM = "momentum_buffer"
+"""Slot of the momentum buffer of an optimizer without betas, whose role is that of exp_avg."""
+
+
 SCHEDULE = "schedule"
 """Name of the records of the count of Megatron's schedule."""
 

@@ -37,7 +37,7 @@ class Update:
         updated: the tensor that is updated: the model's parameter, or a copy of it.
         gradient: the gradient that is applied, after clipping.
         hyperparameters: numbers that are applied, by their names in ``torch.optim``; host numbers or tensors.
-        states: ``exp_avg`` and ``exp_avg_sq`` where the optimizer has them by now.
+        states: ``exp_avg`` and ``exp_avg_sq``, or ``momentum_buffer``, where the optimizer has them by now.
     """
 
     updated: Any

@@ -9,7 +9,7 @@ from mindspeed_precision.backends.base import Backend
 from mindspeed_precision.backends.capture_base import Update
 
 HYPERPARAMETERS = ("lr", "weight_decay", "eps", "betas", "momentum", "step", "wd_mult", "lr_mult")
-_STATES = ("exp_avg", "exp_avg_sq")
+_STATES = ("exp_avg", "exp_avg_sq", "momentum_buffer")
 
 
 def group_updates(backend: Backend, optimizer: Any) -> Iterator[Update]:

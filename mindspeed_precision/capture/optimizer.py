@@ -12,9 +12,13 @@ from typing import Any
 
 from mindspeed_precision.capture.context import CaptureContext, active
 from mindspeed_precision.capture.optimizer_members import inner_names, members, own_range, own_ranges, sharded
-from mindspeed_precision.records import Phase, Role
+from mindspeed_precision.records import MOMENTUM, Phase, Role
 
-_STATES = {"exp_avg": Role.EXP_AVG, "exp_avg_sq": Role.EXP_AVG_SQ}
+_STATES = {
+    "exp_avg": (Role.EXP_AVG, ""),
+    "exp_avg_sq": (Role.EXP_AVG_SQ, ""),
+    MOMENTUM: (Role.EXP_AVG, MOMENTUM),
+}
 
 
 def attach_optimizer(context: CaptureContext, optimizer: Any) -> list[Any]:
@@ -138,10 +142,10 @@ def _after_step(context: CaptureContext, optimizer: Any) -> Callable[[], None]:
         names, ranges = _named(context)
         for update in context.backend.updates(optimizer):
             fqn = names.get(id(update.updated), "")
-            for name, role in _STATES.items():
+            for name, (role, slot) in _STATES.items():
                 if name in update.states:
-                    state = update.states[name]
-                    context.observe(Phase.OPTIMIZER, fqn, role, state, elements=ranges.get(fqn))
+                    state, span = update.states[name], ranges.get(fqn)
+                    context.observe(Phase.OPTIMIZER, fqn, role, state, slot=slot, elements=span)
             if id(update.updated) not in context.parameter_names:
                 master = context.backend.detach(update.updated)
                 span = ranges.get(fqn)

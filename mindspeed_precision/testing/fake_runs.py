@@ -28,6 +28,7 @@ from mindspeed_precision.dump.writer import RankWriter, create_run
 from mindspeed_precision.record.statistics import digest_host
 from mindspeed_precision.records import (
     INIT_STEP,
+    MOMENTUM,
     Layout,
     Level,
     ParameterDeclaration,
@@ -168,6 +169,9 @@ class FakeRun:
         twice: parameters that are in their group twice.
         eps: Adam's.
         beta2: Adam's.
+        momentum: of gradient descent, in place of AdamW; None: AdamW.
+        dampening: of gradient descent.
+        nesterov: of gradient descent.
         frozen: parameters that are not trained.
         transposed: parameters ``[out, in]`` whose dW arrives as the transpose of what lies in memory.
         strides_ignored: gradients are added as they lie in memory, whatever their strides: a kernel's bug.
@@ -193,6 +197,9 @@ class FakeRun:
     twice: frozenset[str] = frozenset()
     eps: float = 1e-8
     beta2: float = 0.95
+    momentum: float | None = None
+    dampening: float = 0.0
+    nesterov: bool = False
     frozen: frozenset[str] = frozenset()
     transposed: frozenset[str] = frozenset()
     strides_ignored: bool = False
@@ -333,11 +340,15 @@ def _effective(run: FakeRun, parameters: Mapping[str, Array]) -> dict[str, Any]:
     """Return the optimizer's groups, as Megatron makes them: with weight decay and without."""
 
     def group(multiplier: float, names: Sequence[str]) -> dict[str, Any]:
-        numbers = {"lr": run.lr, "weight_decay": multiplier * run.weight_decay, "eps": run.eps}
+        numbers = {"lr": run.lr, "weight_decay": multiplier * run.weight_decay}
+        kind, own = "AdamW", {"beta1": 0.9, "beta2": run.beta2, "eps": run.eps}
+        if run.momentum is not None:
+            kind = "torch.optim.sgd.SGD"
+            own = {"momentum": run.momentum, "dampening": run.dampening, "nesterov": run.nesterov}
         listed = [name for name in names for _ in range(2 if name in run.twice else 1)]
         return {
-            "optimizer": "AdamW",
-            "settings": {"wd_mult": multiplier, "lr_mult": 1.0, "beta1": 0.9, "beta2": run.beta2, **numbers},
+            "optimizer": kind,
+            "settings": {"wd_mult": multiplier, "lr_mult": 1.0, **own, **numbers},
             "parameters": [{"fqn": n, "dtype": "float32", "copy": False, "range": None} for n in listed],
         }
 
@@ -434,7 +445,8 @@ class _Trainer:
             clipped = key(Phase.CLIP, Role.MAIN_GRAD, name, "clipped")
             gradients[name] = recorder.see(clipped, gradients[name] * factor)
         for name in [name for name in gradients if name not in self.run.ungrouped]:
-            self._adam(recorder, step, name, gradients[name])
+            update = self._adam if self.run.momentum is None else self._descend
+            update(recorder, step, name, gradients[name])
         recorder.see(key(Phase.LOSS, Role.LOSS, "loss", "lm loss"), loss)
 
     def _adam(self, recorder: _Recorder, step: int, name: str, gradient: Array) -> None:
@@ -465,6 +477,29 @@ class _Trainer:
         updated = kept - f32(given["lr"]) * mean / size
         parameters[name] = see(Role.PARAM, parameters[name] if name in run.unwritten else updated)
         moments[name] = (first, second)
+
+    def _descend(self, recorder: _Recorder, step: int, name: str, gradient: Array) -> None:
+        """Apply gradient descent with momentum (``torch.optim.SGD``) to one parameter."""
+
+        def see(role: Role, value: Array, slot: str = "") -> Array:
+            key = RecordKey(step=step, phase=Phase.OPTIMIZER, role=role, fqn=name, slot=slot)
+            return recorder.see(key, value)
+
+        run, f32 = self.run, np.float32
+        assert run.momentum is not None
+        decay = 0.0 if name in run.undecayed else run.weight_decay
+        numbers = {"lr": run.lr, "weight_decay": decay, "momentum": run.momentum}
+        given = {slot: float(see(Role.HYPERPARAMETER, np.asarray(v), slot)) for slot, v in numbers.items()}
+        parameters, moments = self.parameters[recorder.rank], self.moments[recorder.rank]
+        entering = gradient + f32(given["weight_decay"]) * parameters[name]
+        along, momentum = entering, f32(given["momentum"])
+        if run.momentum:
+            kept = momentum * moments[name][0] + f32(1 - run.dampening) * entering
+            kept = see(Role.EXP_AVG, kept if step else entering, MOMENTUM)
+            moments[name] = (kept, kept)
+            along = entering + momentum * kept if run.nesterov else kept
+        updated = parameters[name] - f32(given["lr"]) * along
+        parameters[name] = see(Role.PARAM, parameters[name] if name in run.unwritten else updated)
 
 
 class _Microbatch:

@@ -23,7 +23,7 @@ class Update:
         step: of the training.
         gradient: what was applied, after clipping.
         numbers: hyperparameters as applied; ``step`` is the count of updates before this one.
-        counter: the record of ``step``.
+        counter: the record of ``step``; None: the optimizer does not count (gradient descent).
         after: exp_avg, exp_avg_sq, master parameter and parameter after it, by role.
         before: the same before it, where it was recorded and nothing unrecorded came between.
         fresh: the first update of the whole training: moments are zero before it.
@@ -96,6 +96,11 @@ def _sort_in(step: _Step, record: TensorRecord) -> None:
         step.states[key.role] = record
 
 
+def _counts(numbers: Mapping[str, float]) -> bool:
+    """Tell whether ``step`` is a count: an optimizer that keeps none is recorded with 0."""
+    return "beta1" in numbers or bool(numbers.get("step"))
+
+
 def _of_parameter(
     facts: RunFacts, rank: int, fqn: str, by_step: Mapping[int, _Step], began: int | None
 ) -> Iterator[Update]:
@@ -108,7 +113,8 @@ def _of_parameter(
             state = {}  # what came between was not recorded, or another run's state was loaded
         expected = step + 1
         found = by_step.get(step)
-        if found is None:
+        if found is None:  # rules left this step out
+            state, first = {}, False
             continue
         seen = found.gradient is not None and "lr" in found.numbers
         if seen and found.gradient is not None:
@@ -118,7 +124,7 @@ def _of_parameter(
                 step=step,
                 gradient=found.gradient,
                 numbers=found.numbers,
-                counter=found.counter,
+                counter=found.counter if _counts(found.numbers) else None,
                 after=found.states,
                 before=dict(state),
                 fresh=first and found.numbers.get("step") == 0 and step not in forced,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from mindspeed_precision.verify.elements import Vector, numbers, roundoff
 from mindspeed_precision.verify.failures import Failure, failure, findings_of
 from mindspeed_precision.verify.invariants.registry import invariant
 from mindspeed_precision.verify.moment_sums import wrong_sum
+from mindspeed_precision.verify.momentum_buffers import momentum
 from mindspeed_precision.verify.registry import Answer
 from mindspeed_precision.verify.run_facts import RunFacts
 from mindspeed_precision.verify.update_elements import (
@@ -28,14 +30,23 @@ from mindspeed_precision.verify.updates import Update
 
 @invariant(
     "optimizer.state_not_recomputed",
-    holds="exp_avg and exp_avg_sq after a step are what their own values before it and the gradient give",
+    holds="moments and momentum after a step are what their own values before it and the gradient give",
     unit="moments",
 )
 def moments_are_recomputed(facts: RunFacts) -> Answer:
     """Compute both moments of every update anew."""
     failures: list[Failure] = []
+    lost: Counter[str] = Counter()
     exercised, left, sums = 0, 0, 0
     for update in every_update(facts):
+        if update.numbers.get("momentum") and "beta1" not in update.numbers:
+            judged = momentum(facts, update)
+            if isinstance(judged, str):
+                lost[judged] += 1
+                continue
+            exercised += 1
+            failures += judged
+            continue
         for found, problem in _moments(facts, update):
             if found is None:
                 left += 1
@@ -54,14 +65,16 @@ def moments_are_recomputed(facts: RunFacts) -> Answer:
             "another one?",
         ),
         failed=len(failures),
-        skipped=_limits(left, sums, exercised),
+        skipped=_limits(left, sums, lost)
+        or ("" if exercised else "no update of Adam, or with momentum, was recorded"),
     )
 
 
-def _limits(left: int, sums: int, exercised: int) -> str:
+def _limits(left: int, sums: int, lost: Mapping[str, int]) -> str:
     parts = [f"{left} moments: {NEEDS}"] if left else []
     parts += [f"{sums} by sums alone"] if sums else []
-    return "; ".join(parts) or ("" if exercised else "no update of Adam was recorded")
+    parts += [f"{count} momentum buffers: {reason}" for reason, count in lost.items()]
+    return "; ".join(parts)
 
 
 def _moments(facts: RunFacts, update: Update) -> Iterator[tuple[TensorRecord | None, tuple[str, str] | None]]:

@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from mindspeed_precision.records import Role
-from mindspeed_precision.verify.adam import SINGLE, Bounded, Numbers, parameter_after
+from mindspeed_precision.verify.adam import Bounded, Numbers, parameter_after
+from mindspeed_precision.verify.descent import Descent, momentum_of
 from mindspeed_precision.verify.elements import Vector, numbers, roundoff
 from mindspeed_precision.verify.failures import Failure, failure, findings_of
 from mindspeed_precision.verify.invariants.registry import invariant
@@ -83,8 +82,8 @@ def _parameter(facts: RunFacts, update: Update) -> str | tuple[()] | tuple[str, 
         return NEEDS
     assert update.updated is not None
     after, kept = after.reshape(-1), roundoff(update.updated.dtype)
-    if given is None or Role.EXP_AVG not in update.after:
-        return _descent(update, elements, after, kept)
+    if given is None or Role.EXP_AVG not in update.after or momentum_of(update):
+        return _descent(facts, update, elements, after)
     if any(role in update.after and update.after[role].dtype not in PLAIN for role in MOMENTS):
         return "moments are kept with a scale, which is not recorded"
     moments = [numbers(facts, update.rank, update.after.get(role)) for role in MOMENTS]
@@ -116,19 +115,38 @@ def _also_right(facts: RunFacts, given: Numbers, coupled: bool | None) -> Iterat
 
 
 def _descent(
-    update: Update, elements: Elements, after: Vector, kept: float
+    facts: RunFacts, update: Update, elements: Elements, after: Vector
 ) -> str | tuple[()] | tuple[str, str]:
-    """Judge plain gradient descent; with momentum its buffer would be needed, which is not recorded."""
-    if update.numbers.get("momentum", 0.0) or "beta1" in update.numbers:
-        return "the momentum buffer is not recorded"
-    before, lr = elements.parameter, update.numbers["lr"]
+    """Judge gradient descent; the momentum buffer is taken as it was recorded after the step."""
+    given = Descent.of(facts, update)
+    if isinstance(given, str):
+        return given
+    before, updated, record = elements.parameter, update.updated, momentum_of(update)
     assert before is not None
-    step = lr * (elements.gradient + update.numbers.get("weight_decay", 0.0) * before)
-    bound = Bounded(value=before - step, error=(8 * SINGLE + 2 * kept) * (np.abs(before) + np.abs(step)))
-    worst, beyond = bound.worst(after)
+    assert updated is not None
+    buffer = numbers(facts, update.rank, record) if given.momentum else None
+    if given.momentum and buffer is None:
+        return NEEDS
+    flat = None if buffer is None else buffer.reshape(-1)
+    narrow = 0.0 if flat is None or record is None else roundoff(record.dtype)
+
+    def law(changed: Descent) -> Bounded:
+        return changed.parameter(before, flat, elements.gradient, roundoff(updated.dtype), narrow)
+
+    worst, beyond = law(given).worst(after)
     if worst <= 1:
         return ()
-    return f"{beyond} of {after.size} elements are off, by up to {worst:.3g} times what rounding allows", ""
+    found = f"{beyond} of {after.size} elements are off, by up to {worst:.3g} times what rounding allows"
+    return found, _why_descent(given, lambda changed: law(changed).worst(after)[0] <= 1)
+
+
+def _why_descent(given: Descent, fits: Callable[[Descent], bool]) -> str:
+    """Name the one number that, changed, gives the parameter that is there."""
+    wrong: list[tuple[str, dict[str, Any]]] = [("the parameter was not written", {"lr": 0.0})]
+    if given.momentum:
+        text = "nesterov was left out" if given.nesterov else "nesterov was applied, and is not asked for"
+        wrong += [(text, {"nesterov": not given.nesterov})]
+    return next((text for text, change in wrong if fits(replace(given, **change))), "")
 
 
 def _why_parameter(given: Numbers, fits: Callable[[Numbers], bool]) -> str:
