@@ -229,7 +229,7 @@ class StateBefore:
             if (name, _COUNT) not in made.numbers:
                 self._refuse(f"did not record how many updates of {name} its optimizer counted")
             if made.numbers.get((name, _MOMENTUM)):
-                self._refuse(f"used momentum for {name}, which is not recorded")
+                self._refuse(f"used momentum for {name}, which is not loaded")
             return made
         if not self.initial and self.back[-1] != self.states.first:
             trained = any(p.trainable for r in self.run.ranks.values() for p in r.parameters if p.fqn == name)

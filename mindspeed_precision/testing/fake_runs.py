@@ -490,6 +490,9 @@ class _Trainer:
         decay = 0.0 if name in run.undecayed else run.weight_decay
         numbers = {"lr": run.lr, "weight_decay": decay, "momentum": run.momentum}
         given = {slot: float(see(Role.HYPERPARAMETER, np.asarray(v), slot)) for slot, v in numbers.items()}
+        see(
+            Role.HYPERPARAMETER, np.asarray(0.0), "step"
+        )  # torch's SGD counts nothing, which is recorded as 0
         parameters, moments = self.parameters[recorder.rank], self.moments[recorder.rank]
         entering = gradient + f32(given["weight_decay"]) * parameters[name]
         along, momentum = entering, f32(given["momentum"])

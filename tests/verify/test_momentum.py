@@ -11,6 +11,7 @@ from mindspeed_precision.verify.check import check_run
 
 WEIGHT = f"{LINEAR}.weight"
 STATE, STEP = "optimizer.state_not_recomputed", "optimizer.update_not_recomputed"
+COUNTS = ("optimizer.step_counter", "optimizer.state_reset")  # of Adam: SGD has no count
 CONFIG = {"megatron_args": {}, "optimizer_config": {}, "transformer_config": {}, "ddp_config": {}}
 SHAPE = {
     "steps": 3,
@@ -24,7 +25,7 @@ SHAPE = {
 
 def check(directory, *plants, **changes):
     examination = check_run(write_fake_run(directory, **{**SHAPE, "plants": plants, **changes}))
-    found = {f.id: f for f in examination.findings if f.id in (STATE, STEP)}
+    found = {f.id: f for f in examination.findings if f.id in (STATE, STEP, *COUNTS)}
     return found, {outcome.name: outcome for outcome in examination.outcomes}
 
 
@@ -110,9 +111,10 @@ def test_a_buffer_that_was_not_recorded_is_said(tmp_path):
         assert "the momentum buffer is not recorded" in outcomes[name].skipped
 
 
-def test_what_a_resumed_run_began_with_is_not_known(tmp_path):
+@pytest.mark.parametrize("began", [0, 1])
+def test_what_a_resumed_run_began_with_is_not_known(tmp_path, began):
     unseen = plant(step=0, drop=True)
-    found, outcomes = check(tmp_path / "run", unseen)
+    found, outcomes = check(tmp_path / "run", unseen, manifest={"config": CONFIG, "first_step": began})
     assert not found
     assert outcomes[STATE].exercised == 6  # the last step alone
     assert "momentum buffers: needs elements" in outcomes[STATE].skipped
