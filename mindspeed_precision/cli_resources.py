@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from mindspeed_precision.fold.engines import Resources
 
 _UNITS = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
+_MOST = float(1 << 60)
 _REMEDY = "a number with KiB, MiB, GiB or TiB, like 2GiB"
 
 
@@ -49,7 +50,7 @@ def memory_of(text: str) -> int:
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text.lower())
     if found is None or found.group(2) not in _UNITS:
         raise ConfigError("no size of memory", where="--memory", found=repr(text), expected=_REMEDY)
-    return int(float(found.group(1)) * _UNITS[found.group(2)])
+    return int(min(float(found.group(1)), _MOST) * _UNITS[found.group(2)])
 
 
 def jobs_of(text: str | None) -> int | None:

@@ -26,7 +26,7 @@ from mindspeed_precision.fold.folding import Folded, fold_runs, needs_folding, n
 from mindspeed_precision.loading import load_run
 from mindspeed_precision.msprobe.pairing import beside, default_beside, without_uncaptured
 from mindspeed_precision.progress import Progress, silent, watched
-from mindspeed_precision.records import Diagnosis, Side
+from mindspeed_precision.records import Diagnosis, Side, Verdict
 
 
 def compare_runs(
@@ -157,6 +157,10 @@ def compare_in_full(
     recorded = folded.whole if folded else (one, two)
     diagnosis = conclude(facts, [*findings, *not_repeated(*recorded), *more])
     diagnosis = replace(diagnosis, notes=(*diagnosis.notes, *notes))
+    if more and diagnosis.status in (Verdict.IDENTICAL, Verdict.WITHIN_TOLERANCE):
+        diagnosis = replace(
+            diagnosis, status=Verdict.MISSING
+        )  # of the ranks that are left out it is not known
     first = {
         side: First(run=whole, names=own_names(run, [m for m in maps if m.side_of(one, two) is side]))
         for side, run, whole in zip(Side, (one, two), recorded, strict=True)

@@ -52,7 +52,8 @@ def classes_of(columns: Sequence[ColumnOutcome], *, most: int) -> Classes:
 
     Args:
         columns: every pipeline, by its first rank.
-        most: records with a partner that may be kept; the classes that differ first come first.
+        most: records with a partner that may be kept; the classes that differ first come first, and the very
+            first is kept in any case.
     """
     replicas: dict[int, list[_Column]] = {}
     for number, found in enumerate(columns):
@@ -81,9 +82,12 @@ def _chosen(groups: Iterable[list[_Column]], most: int) -> Classes:
     stands_for: dict[int, tuple[int, ...]] = {}
     left: list[int] = []
     room = most
+    differs = False
     for group in sorted(groups, key=lambda group: _first_place(group[0])):
         size = sum(rank.pairs or _records(rank) for rank in group[0].ranks)
-        if size > room and stands_for:
+        first = not differs and any(rank.differing for rank in group[0].ranks)  # it is what is asked for
+        differs = differs or first
+        if size > room and stands_for and not first:
             left += [rank.rank for column in group for rank in column.ranks]
             continue
         room -= size

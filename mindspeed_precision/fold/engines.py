@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import multiprocessing
 import os
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -141,14 +142,21 @@ def _client(resources: Resources) -> Iterator[Any]:
     from distributed import Client, LocalCluster
 
     if resources.dask != LOCAL:
+        if re.fullmatch(r"([a-z]+://)?[^/\s]+:\d+/?", resources.dask) is None:  # a client would not end
+            found, expected = (
+                repr(resources.dask),
+                "tcp://HOST:PORT, or nothing for a cluster of this machine",
+            )
+            raise ConfigError("no address", where="--dask", found=found, expected=expected)
         try:
-            with Client(resources.dask, timeout="10s") as client:
-                yield client
+            connected = Client(resources.dask, timeout="10s")
         except OSError as error:
             remedy = "start it with `dask scheduler`, and workers with `dask worker ADDRESS`"
             raise ConfigError(
                 f"no scheduler of Dask answers: {error}", where=resources.dask, remedy=remedy
             ) from error
+        with connected as client:
+            yield client
         return
     with (
         LocalCluster(

@@ -252,23 +252,25 @@ def _whole_run(
 
 
 def not_linked(folded: Folded) -> tuple[list[Finding], list[str]]:
-    """Say of which ranks no more is known than which records differ: a finding where some do."""
+    """Say of which ranks a cause was not looked for: a finding where records differ or have no partner."""
     if not folded.left:
         return [], []
     numbers = numbers_text([rank.rank for rank in folded.left])
     differing = sum(rank.differing for rank in folded.left)
+    alone = sum(sum(side.records - rank.pairs for side in rank.sides if side) for rank in folded.left)
     said = (
         f"ranks {numbers}: {sum(rank.pairs for rank in folded.left)} records have a partner, {differing} "
-        "differ; memory does not hold them, and what explains what was not looked for (a larger --memory)"
+        f"differ, {alone} of both runs have none or were not compared; memory does not hold these ranks, and "
+        "what explains what was not looked for (a larger --memory)"
     )
-    if not differing:
+    if not differing and not alone:
         return [], [said]
     finding = Finding(
         id=ID,
         severity=Severity.WARNING,
         confidence=1.0,
-        title=f"{count(len(folded.left), 'rank', 'were')} compared bit for bit alone: no cause was "
-        "looked for in them",
+        title=f"{count(len(folded.left), 'rank', 'were')} compared bit for bit at most: "
+        "no cause was looked for there",
         evidence=(said,),
         remedy="compare with a larger --memory: the ranks that differ first are the ones that were looked at",
     )

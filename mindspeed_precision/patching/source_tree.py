@@ -187,7 +187,7 @@ class SourceTrees:
         """Name and text of every module."""
         found = []
         for root in self._roots:
-            for file in sorted(root.rglob("*.py")):
+            for file in sorted(filter(Path.is_file, root.rglob("*.py"))):  # an editor's lock is a dead link
                 parts = file.relative_to(root).with_suffix("").parts
                 name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
                 found.append((name, file.read_text(encoding="utf-8", errors="replace")))

@@ -69,3 +69,10 @@ def test_an_address_where_nobody_answers_is_one_clear_error(runs, capsys):
     words = ["compare", *map(str, runs), "--memory", str(smallest(*runs))]
     assert main([*words, "--dask", "tcp://127.0.0.1:9"]) == 2
     assert "tcp://127.0.0.1:9" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("address", ["scheduler", "tcp://host:port", "runs/baseline"])
+def test_what_is_no_address_is_refused(runs, capsys, address):
+    words = ["compare", *map(str, runs), "--memory", str(smallest(*runs))]
+    assert main([*words, "--dask", address]) == 2
+    assert f"--dask: no address (found {address!r}" in capsys.readouterr().err

@@ -16,6 +16,7 @@ from mindspeed_precision.errors import DumpError, IncomparableError
 from mindspeed_precision.flow import compare_in_full
 from mindspeed_precision.fold.engines import Resources
 from mindspeed_precision.records import Verdict
+from mindspeed_precision.report.exit_status import exit_status
 from mindspeed_precision.report.facts import report_facts
 from mindspeed_precision.testing.fake_runs import (
     LINEAR,
@@ -200,9 +201,37 @@ def test_ranks_that_memory_does_not_hold_are_named_and_never_called_aligned(base
     assert few.status is Verdict.DIVERGED
     assert few.first_divergence.key == whole.first_divergence.key
     [finding] = [found for found in few.findings if found.id == "coverage.ranks_not_linked"]
-    assert "ranks were compared bit for bit alone" in finding.title
+    assert "ranks were compared bit for bit at most" in finding.title
     healthy = with_fault(tmp_path / "healthy", None)
     assert "coverage.ranks_not_linked" not in {f.id for f in folded(baseline, healthy).diagnosis.findings}
+
+
+def test_a_rank_that_memory_does_not_hold_and_that_lacks_a_record_is_not_aligned(trained, tmp_path):
+    lacking = [plant(role="wgrad", fqn=f"{LINEAR}.weight", rank=2, drop=True)]
+    candidate = write_fake_run(tmp_path / "candidate", ranks=4, payloads="-", plants=lacking)
+    found = folded(trained, candidate, memory=1).diagnosis
+    assert found.status is Verdict.MISSING
+    assert exit_status(found)[0] == 2
+    assert [finding.id for finding in found.findings] == ["coverage.ranks_not_linked"]
+    healthy = write_fake_run(tmp_path / "healthy", ranks=4, payloads="-")
+    assert exit_status(folded(trained, healthy, memory=1).diagnosis) == (0, "")
+
+
+def test_ranks_that_stand_for_themselves_and_are_left_out_are_named(tmp_path):
+    """Of a rank whose elements were kept it is not known what differs until it is loaded."""
+    one, two = (write_fake_run(tmp_path / name, ranks=3, payloads=LINEAR) for name in "ab")
+    found = folded(one, two, memory=1).diagnosis
+    assert (found.status, exit_status(found)[0]) == (Verdict.MISSING, 2)
+    assert folded(one, two).diagnosis.status is Verdict.IDENTICAL
+
+
+def test_the_first_rank_that_differs_is_kept_whatever_memory_holds(trained, tmp_path):
+    baseline = without_seal(Path(shutil.copytree(trained, tmp_path / "baseline")), 0)
+    candidate = write_fake_run(tmp_path / "candidate", ranks=4, payloads="-", plants=PLANTS["dW of a rank"])
+    without_seal(candidate, 0)
+    few, whole = folded(baseline, candidate, memory=1), compare_in_full(baseline, candidate)
+    assert few.diagnosis.first_divergence.key == whole.diagnosis.first_divergence.key
+    assert whole.diagnosis.findings[0].id in {finding.id for finding in few.diagnosis.findings}
 
 
 def test_runs_whose_records_are_judged_one_by_one_are_loaded_and_that_is_said(baseline, tmp_path):
@@ -242,7 +271,8 @@ def test_the_command_folds_and_says_so(baseline, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("option", "value"), [("--memory", "much"), ("--memory", "2GB"), ("--jobs", "0"), ("--jobs", "all")]
+    ("option", "value"),
+    [("--memory", "much"), ("--memory", "2GB"), ("--memory", ""), ("--jobs", "0"), ("--jobs", "all")],
 )
 def test_options_that_are_no_numbers_are_refused(baseline, capsys, option, value):
     assert main(["compare", str(baseline), str(baseline), option, value]) == 2

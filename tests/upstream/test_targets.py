@@ -79,6 +79,17 @@ def spoilt(megatron, tmp_path):
     return tmp_path, change
 
 
+def test_what_is_no_file_of_a_tree_is_passed_over(spoilt):
+    tree, change = spoilt
+    core = tree / "megatron" / "core"
+    (core / ".#layers.py").symlink_to("somebody@there.1234")  # the lock of an editor
+    (core / "circle.py").symlink_to("circle.py")
+    os.mkfifo(core / "pipe.py")
+    (core / "directory.py").mkdir()
+    change(LAYERS, "def backward(ctx, grad_output):", "def backwards(ctx, grad_output):")  # it is looked for
+    assert outcomes(tree)["linear_backward"]
+
+
 def outcomes(tree):
     rows = check_against([tree])
     return {row.name: (row.outcome, row.reason) for row in rows if row.refused}
