@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -103,7 +103,15 @@ def _told(one: _Attempt, kept: Sequence[_Attempt]) -> list[str]:
     if after == len(kept):
         return notes
     ended = f"{_called(one.name)} ended after step {_last(one)}; {kept[after].name} goes on from there"
-    return [*(note for note in notes if "did not end as planned" not in note), ended]
+    return [*(note for note in notes if "did not end as planned" not in note), ended, *_lost(one)]
+
+
+def _lost(one: _Attempt) -> Iterator[str]:
+    """Name the ranks that wrote less than others of the steps that are taken: no restart makes these again."""
+    for number, rank in one.run.ranks.items():
+        until = max((step for step in rank.steps if step < one.until), default=INIT_STEP)
+        if until < _last(one):
+            yield f"rank {number}: its steps {until + 1} to {_last(one)} are in no attempt"
 
 
 def _joined(number: int, kept: Sequence[_Attempt]) -> RankRecords:

@@ -92,6 +92,17 @@ def test_steps_after_the_restart_do_not_count_though_nobody_made_them_again(tmp_
     assert said(tmp_path / "run") == [(-1, 0), (0, 0), (1, 0), (2, 1)]
 
 
+def test_steps_that_one_rank_alone_lost_are_named(tmp_path):
+    """It was killed before it wrote them; the checkpoint was there."""
+    run, short = write(tmp_path / "run", [0, 1, 2, 3], ranks=2), write(tmp_path / "short", [0, 1], ranks=2)
+    shutil.rmtree(run / "rank00001")
+    shutil.copytree(short / "rank00001", run / "rank00001")
+    write(run, [4], ranks=2, mark=1, complete=True)
+    assert load_run(run).ranks[1].steps == (-1, 0, 1, 4)
+    assert "rank 1: its steps 2 to 3 are in no attempt" in load_run(run).notes
+    assert not [note for note in load_run(run).notes if note.startswith("rank 0")]
+
+
 def test_steps_that_no_attempt_has_are_named(tmp_path):
     write(tmp_path / "run", [0, 1])
     write(tmp_path / "run", [4], mark=1)
