@@ -107,7 +107,7 @@ def _told(one: _Attempt, kept: Sequence[_Attempt]) -> list[str]:
 
 
 def _lost(one: _Attempt) -> Iterator[str]:
-    """Name the ranks that wrote less than others of the steps that are taken: no restart makes these again."""
+    """Name the ranks that wrote fewer of the steps that are taken: no restart makes these again."""
     for number, rank in one.run.ranks.items():
         until = max((step for step in rank.steps if step < one.until), default=INIT_STEP)
         if until < _last(one):
