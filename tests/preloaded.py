@@ -10,9 +10,11 @@ from __future__ import annotations
 import atexit
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from mindspeed_precision.testing.demo.forked import ForkedTrainings
-from mindspeed_precision.testing.demo.launch import CompletedRun
+if TYPE_CHECKING:  # a process with MindSpore collects these tests, too, and has no torch
+    from mindspeed_precision.testing.demo.forked import ForkedTrainings
+    from mindspeed_precision.testing.demo.launch import CompletedRun
 
 AT_MOST = 3
 """Servers at a time, one for each version of Megatron; each has a GB."""
@@ -31,6 +33,8 @@ def run_training(
     timeout: float = 600,
 ) -> CompletedRun:
     """Run ``script`` under the CPU layer, and wait for it; see ``launch.run_training``."""
+    from mindspeed_precision.testing.demo.forked import ForkedTrainings
+
     server = _servers.pop(megatron, None) or ForkedTrainings(megatron)
     _servers[megatron] = server  # the one used last is the last
     if len(_servers) > AT_MOST:

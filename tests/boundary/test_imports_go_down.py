@@ -35,6 +35,7 @@ FOUNDATION = {
     "record.freivalds",
     "record.merge",
     "record.placement",
+    "record.process_group",
     "record.sketch",
     "record.statistics",
 }
