@@ -275,7 +275,7 @@ class Recorder:
             finished = _texts(self._backend.finish_digests([item.handle for item in waiting]))
             return [(item, item.digest if item.digest is not None else next(finished)) for item in pending]
         except Exception as error:  # noqa: BLE001  as in observe
-            self._add_problem(f"all {count(len(waiting), 'tensor')} of step {self.step}", error)
+            self._add_problem(f"{count(len(waiting), 'tensor')} of step {self.step}", error)
             return [(item, item.digest) for item in pending if item.digest is not None]
 
     def _describe(self, site: Site) -> str:

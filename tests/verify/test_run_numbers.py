@@ -267,7 +267,7 @@ def resumed(directory, *, updates, first_step=3, config=None):
     for step in (3, 4):
         builder.add("main_grad", "clip", "w", ONES[:4], step=step, slot="clipped")
         counted = updates + step - 3
-        for slot, value in (("lr", 0.1), ("step", counted)):
+        for slot, value in (("lr", 0.1), ("beta1", 0.9), ("step", counted)):
             builder.add("hyperparameter", "optimizer", "w", np.float64(value), step=step, slot=slot)
         builder.add("param", "optimizer", "w", ONES[:4] * step, step=step)
     builder.write(directory)
