@@ -19,6 +19,7 @@ from mindspeed_precision.diagnose import (
     plan_refinement,
     prove_by_replay,
 )
+from mindspeed_precision.diagnose.facts import Facts
 from mindspeed_precision.dump.object_store import is_url
 from mindspeed_precision.dump.reader import Run
 from mindspeed_precision.fold.engines import Resources
@@ -26,7 +27,7 @@ from mindspeed_precision.fold.folding import Folded, fold_runs, needs_folding, n
 from mindspeed_precision.loading import load_run
 from mindspeed_precision.msprobe.pairing import beside, default_beside, without_uncaptured
 from mindspeed_precision.progress import Progress, silent, watched
-from mindspeed_precision.records import Diagnosis, Side, Verdict
+from mindspeed_precision.records import Diagnosis, Finding, Side, Verdict
 
 
 def compare_runs(
@@ -153,14 +154,8 @@ def compare_in_full(
     findings = find_causes(facts)
     if replay:
         findings = prove_by_replay(facts, findings, progress)
-    more, notes = not_linked(folded) if folded else ([], [])
     recorded = folded.whole if folded else (one, two)
-    diagnosis = conclude(facts, [*findings, *not_repeated(*recorded), *more])
-    diagnosis = replace(diagnosis, notes=(*diagnosis.notes, *notes))
-    if more and diagnosis.status in (Verdict.IDENTICAL, Verdict.WITHIN_TOLERANCE):
-        diagnosis = replace(
-            diagnosis, status=Verdict.MISSING
-        )  # of the ranks that are left out it is not known
+    diagnosis = _concluded(facts, [*findings, *not_repeated(*recorded)], folded)
     first = {
         side: First(run=whole, names=own_names(run, [m for m in maps if m.side_of(one, two) is side]))
         for side, run, whole in zip(Side, (one, two), recorded, strict=True)
@@ -170,6 +165,16 @@ def compare_in_full(
     return Compared(
         diagnosis=diagnosis, baseline=one, candidate=two, mappings=tuple(maps), folded=folded, note=note
     )
+
+
+def _concluded(facts: Facts, findings: Sequence[Finding], folded: Folded | None) -> Diagnosis:
+    """Conclude; where ranks were left out that differ, it is not known whether the runs agree."""
+    more, notes = not_linked(folded) if folded else ([], [])
+    diagnosis = conclude(facts, [*findings, *more])
+    diagnosis = replace(diagnosis, notes=(*diagnosis.notes, *notes))
+    if more and diagnosis.status in (Verdict.IDENTICAL, Verdict.WITHIN_TOLERANCE):
+        return replace(diagnosis, status=Verdict.MISSING)
+    return diagnosis
 
 
 def _folded(
@@ -182,7 +187,7 @@ def _folded(
     simple: bool,
 ) -> tuple[Folded | None, str]:
     """Fold two runs that memory does not hold; else None, with the reason where it is not their size."""
-    if is_url(str(baseline)) or is_url(str(candidate)):
+    if is_url(baseline) or is_url(candidate):
         return None, ""
     paths = Path(baseline), Path(candidate)
     if not needs_folding(paths, resources):
@@ -192,8 +197,5 @@ def _folded(
     if not reason and not exact.exact:
         reason = f"policy {exact.name} judges every record by itself"
     if reason:
-        return (
-            None,
-            f"the runs are larger than --memory allows, and every rank was loaded: {reason}",
-        )
+        return None, f"the runs are larger than --memory allows, and every rank was loaded: {reason}"
     return fold_runs(*paths, policy=exact, resources=resources, progress=progress), ""

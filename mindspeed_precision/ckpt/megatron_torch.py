@@ -14,6 +14,7 @@ from mindspeed_precision.ckpt.megatron_optimizer import group_numbers, states_of
 from mindspeed_precision.ckpt.plain import namespace, plain
 from mindspeed_precision.ckpt.stored import Checkpoint, Copies, Stored, geometry_of
 from mindspeed_precision.ckpt.tensor_parallel import over_ranks, unequal
+from mindspeed_precision.counting import count
 from mindspeed_precision.errors import CheckpointError
 from mindspeed_precision.torch_archive.archive import TorchArchive
 from mindspeed_precision.torch_archive.mapped import MappedFile, require_inside
@@ -86,7 +87,7 @@ def read_megatron_torch(directory: Path, given: str) -> Checkpoint:
     rest |= group_numbers(ranks[0].root.get("optimizer"), ranks[0].archive)
     return Checkpoint(
         path=given,
-        form=f"Megatron torch, {len(ranks)} file{'s' if len(ranks) > 1 else ''}{_layout(ranks)}",
+        form=f"Megatron torch, {count(len(ranks), 'file')}{_layout(ranks)}",
         family="megatron",
         tensors=whole.pop("param", {}),
         states=whole,

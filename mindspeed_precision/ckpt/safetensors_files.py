@@ -10,6 +10,7 @@ from mindspeed_precision.ckpt.megatron_torch import named
 from mindspeed_precision.ckpt.mindspore_names import sorted_out
 from mindspeed_precision.ckpt.plain import plain
 from mindspeed_precision.ckpt.stored import Checkpoint, Stored, geometry_of
+from mindspeed_precision.counting import count
 from mindspeed_precision.dump.payload import PayloadFile
 from mindspeed_precision.dump.strict_json import load_object
 from mindspeed_precision.errors import CheckpointError, DumpError
@@ -75,7 +76,7 @@ def read_directory(directory: Path, given: str) -> Checkpoint:
         raise CheckpointError(
             "the index names tensors that no file holds", where=str(directory), found=", ".join(missing[:3])
         )
-    form = f"{suffixes[0].removeprefix('*.')}, {len(files)} file{'s' if len(files) > 1 else ''}"
+    form = f"{suffixes[0].removeprefix('*.')}, {count(len(files), 'file')}"
     return _checkpoint(given, form, tensors, _config(directory), unread)
 
 

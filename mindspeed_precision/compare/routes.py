@@ -24,6 +24,7 @@ import numpy as np
 from mindspeed_precision.compare.choices import Choices, Flips, Rows, moment
 from mindspeed_precision.compare.depth import Depth
 from mindspeed_precision.compare.metrics import Metrics, element_metrics
+from mindspeed_precision.counting import count
 from mindspeed_precision.dump.reader import Run
 from mindspeed_precision.records import NO_MICROBATCH, Comparison, Pair, Phase, Role, Verdict
 
@@ -170,9 +171,8 @@ class Routes:
         """Say what took another route, and what that widens."""
         known = [found for found in self._explain() if not found.unknown]
         if known:
-            count = sum(found.count for found in known)
+            tokens = count(sum(found.count for found in known), "token")
             first = known[0].pair.key
-            tokens = "1 token" if count == 1 else f"{count} tokens"
             yield (
                 f"{tokens} took another route by rounding, in each run by its own scores (first: "
                 f"{first.describe()}): these rows are left out in the output of their layer, and bounds "
@@ -190,12 +190,12 @@ def by_rows(rows: Rows, shape: Sequence[int]) -> Rows | None:
     return np.broadcast_to(rows.reshape(*shape[:-1], 1), tuple(shape))
 
 
-def of_other_tokens(pair: Pair, count: int) -> Comparison:
+def of_other_tokens(pair: Pair, tokens: int) -> Comparison:
     """Leave out what the experts of a layer made of other tokens: row n is not row n of the other side."""
-    metrics: Metrics = {"bitwise": pair.baseline.digest.same_bits(pair.candidate.digest), REROUTED: count}
+    metrics: Metrics = {"bitwise": pair.baseline.digest.same_bits(pair.candidate.digest), REROUTED: tokens}
     if metrics["bitwise"]:
         return Comparison(pair=pair, verdict=Verdict.IDENTICAL, metrics=metrics)
-    reason = f"experts got other tokens: {count} took another route by rounding"
+    reason = f"experts got other tokens: {tokens} took another route by rounding"
     return Comparison(pair=pair, verdict=Verdict.INCOMPARABLE, metrics=metrics, reason=reason)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mindspeed_precision.counting import count
 from mindspeed_precision.evaluation.reading import Key, Results, Score, read_results
 from mindspeed_precision.records import CheckOutcome, Examination, Finding, Severity
 
@@ -171,7 +172,7 @@ def _missing(one: Results, two: Results) -> list[Finding]:
                     id="evaluation.missing_task",
                     severity=Severity.WARNING,
                     confidence=1.0,
-                    title=f"{len(alone)} metric{'' if len(alone) == 1 else 's'} of the {who} alone",
+                    title=f"{count(len(alone), 'metric')} of the {who} alone",
                     evidence=tuple(alone),
                     remedy="evaluate both on the same tasks",
                 )

@@ -71,7 +71,7 @@ def export_run(
         findings=(),
         outcomes=tuple(outcomes),
         notes=run.notes,
-        headline=f"EXPORTED: {len(steps)} rank{'' if len(steps) == 1 else 's'} of {name}.",
+        headline=f"EXPORTED: {count(len(steps), 'rank')} of {name}.",
         tables={"written": tuple(places), "next": tuple(_next(tensorboard, wandb, places))},
     )
 

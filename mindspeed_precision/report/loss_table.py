@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from mindspeed_precision.counting import agree
 from mindspeed_precision.records import StepScalars
 
 USUAL_DECIMALS = 6
@@ -58,7 +59,7 @@ def loss_table(rows: Sequence[StepScalars]) -> list[str]:
     marked = [lines[0]]
     for row, line in zip(rows, lines[1:], strict=True):
         names = [name.replace("_", " ") for name, step in firsts.items() if step == row.step]
-        verb = "differs" if len(names) == 1 else "differ"
+        verb = agree(len(names), "differ")
         marked.append(f"{line}   ← {' and '.join(names)} {verb}" if names else line)
     return _shorten(marked, rows, {step for step in firsts.values() if step is not None})
 
