@@ -13,8 +13,10 @@
 
 #include "digest_hash.h"
 #include "digest_statistics.h"
+#include "digest_threads.h"
 
 enum { BUCKETS = 256, MAX_DIMS = 64, PANEL_BYTES = 1 << 20, LINE = 64, PROBES = 8 };
+enum { PIECE_BLOCKS = 16, SHARED_BYTES = 1 << 18 }; /* what one thread takes at a time, and from where it is worth it */
 
 /* How to read an element, as backends/digest_kernel.py has it. */
 enum kind { BITS_ONLY, FLOAT32, BFLOAT16, FLOAT16, FLOAT64, BY_TABLE, INT16, UINT16, INT32, UINT32, INT64, UINT64 };
@@ -54,7 +56,8 @@ struct state {
     const float *table;
     int kind, width, wanted;
     struct cursor next;
-    int64_t filled; /* bytes of `pending` in use */
+    double (*sums)[2]; /* where the next block's go by themselves; NULL: they are added */
+    int64_t filled;    /* bytes of `pending` in use */
     struct histogram histogram;
     double wide[BLOCK];
     float single[BLOCK];
@@ -142,15 +145,15 @@ static void convert(struct state *s, const unsigned char *data, int n)
     }
 }
 
-static void add_lanes(struct digest *out, const struct lanes *sums)
+static void add_lanes(struct state *s, const struct lanes *sums)
 {
     double total[LANES], squares[LANES];
     memcpy(total, sums->total, sizeof total);
     memcpy(squares, sums->squares, sizeof squares);
     for (int width = LANES / 2; width; width /= 2)
         for (int k = 0; k < width; k++) total[k] += total[k + width], squares[k] += squares[k + width];
-    out->total += total[0];
-    out->squares += squares[0];
+    if (s->sums) (*s->sums)[0] = total[0], (*s->sums)[1] = squares[0];
+    else s->out->total += total[0], s->out->squares += squares[0];
 }
 
 /* Extremes, sums and exponents of numbers that fill a block or end in one; `single` has room behind them. */
@@ -197,7 +200,7 @@ static void moments_of_doubles(struct state *s, int n)
         }
     out->nans += nans, out->infs += infs;
     out->low = low, out->high = high;
-    add_lanes(out, &sums);
+    add_lanes(s, &sums);
 }
 
 static void count_zeros(struct state *s, const float *numbers, int n)
@@ -238,7 +241,7 @@ static void statistics_of_block(struct state *s, const unsigned char *data, int 
     else {
         if (found.low < s->out->low) s->out->low = found.low;
         if (found.high > s->out->high) s->out->high = found.high;
-        add_lanes(s->out, &found.sums);
+        add_lanes(s, &found.sums);
     }
 }
 
@@ -312,6 +315,7 @@ static void take_block(struct state *s, const unsigned char *data, int n)
         if (s->wanted & SKETCH) sketch_block(s, n);
     }
     for (int i = 0; i < n;) i += advance(&s->next, n - i, &start);
+    if (s->sums) s->sums++;
 }
 
 /* Take the next elements in C order; blocks begin at multiples of BLOCK however they come. */
@@ -407,6 +411,113 @@ static void probe(const unsigned char *data, int64_t bytes, uint64_t *probes)
     for (int k = 0; k < PROBES && bytes >= size; k++) memcpy(probes + k, data + (bytes - size) / (PROBES - 1) * k, size);
 }
 
+/* A digest by pieces. What has an order is kept by piece (where it begins, extremes) and by block (sums). */
+struct digest_job {
+    struct job job;
+    const unsigned char *data;
+    const struct tensor *tensor;
+    int wanted;
+    int64_t elements;
+    struct cursor *begins;
+    double (*extremes)[2], (*sums)[2];
+    struct digest *out;
+};
+
+static void take_piece(struct digest_job *of, struct state *s, int64_t piece)
+{
+    const int64_t start = piece * PIECE_BLOCKS * BLOCK, left = of->elements - start;
+    const int64_t count = left < PIECE_BLOCKS * BLOCK ? left : PIECE_BLOCKS * BLOCK;
+    s->out->low = __builtin_inf(), s->out->high = -__builtin_inf();
+    s->next = of->begins[piece], s->filled = 0, s->sums = of->sums + piece * PIECE_BLOCKS;
+    feed(s, of->data + start * s->width, count * s->width);
+    if (s->filled) take_block(s, s->pending, (int)(s->filled / s->width));
+    of->extremes[piece][0] = s->out->low, of->extremes[piece][1] = s->out->high;
+}
+
+static void take_pieces(struct job *job)
+{
+    struct digest_job *of = (struct digest_job *)job;
+    struct digest found;
+    struct state s;
+    memset(&found, 0, sizeof found - sizeof found.sketch);
+    s.out = &found, s.table = of->tensor->table, s.kind = (int)of->tensor->kind, s.width = (int)of->tensor->width;
+    s.wanted = of->wanted;
+    begin_counting(&s.histogram, found.exponents);
+    for (int64_t piece; (piece = claim(job)) < job->pieces;) take_piece(of, &s, piece);
+    end_counting(&s.histogram);
+    pthread_mutex_lock(&job->merging); /* whole numbers: who is first does not matter */
+    struct digest *out = of->out;
+    out->ordered += found.ordered, out->unordered += found.unordered;
+    out->zeros += found.zeros, out->nans += found.nans, out->infs += found.infs;
+    for (int bin = 0; bin < BINS; bin++) out->exponents[bin] += found.exponents[bin];
+    pthread_mutex_unlock(&job->merging);
+}
+
+/* Digest elements that are one in memory with helpers; return 0 where that is not worth it, or memory is short. */
+static int digest_shared(const void *data, const struct tensor *tensor, int64_t elements, int wanted, struct digest *out)
+{
+    const int64_t blocks = (elements + BLOCK - 1) / BLOCK, pieces = (blocks + PIECE_BLOCKS - 1) / PIECE_BLOCKS;
+    struct digest_job of = {.job = {.work = take_pieces, .pieces = pieces, .merging = PTHREAD_MUTEX_INITIALIZER}};
+    int64_t start;
+    if (!pool.wanted || wanted & SKETCH || elements * tensor->width < SHARED_BYTES) return 0;
+    const size_t sums = (size_t)blocks * sizeof *of.sums, each = sizeof *of.begins + sizeof *of.extremes;
+    unsigned char *room = calloc(1, sums + (size_t)pieces * each);
+    if (!room) return 0;
+    of.sums = (void *)room, of.extremes = (void *)(room + sums), of.begins = (void *)(of.extremes + pieces);
+    of.data = data, of.tensor = tensor, of.wanted = wanted, of.elements = elements, of.out = out;
+    struct cursor at = {tensor->starts, tensor->lengths, 0, 0};
+    for (int64_t piece = 0; piece < pieces; piece++) {
+        const int64_t left = elements - piece * PIECE_BLOCKS * BLOCK;
+        of.begins[piece] = at;
+        for (int n = left < PIECE_BLOCKS * BLOCK ? (int)left : PIECE_BLOCKS * BLOCK; n;) n -= advance(&at, n, &start);
+    }
+    share(&of.job);
+    for (int64_t piece = 0; piece < pieces; piece++) {
+        if (of.extremes[piece][0] < out->low) out->low = of.extremes[piece][0];
+        if (of.extremes[piece][1] > out->high) out->high = of.extremes[piece][1];
+    }
+    for (int64_t block = 0; block < blocks; block++) out->total += of.sums[block][0], out->squares += of.sums[block][1];
+    free(room);
+    return 1;
+}
+
+/* Bytes that follow each other in the canonical stream, for the ordered fingerprint alone. */
+struct hash_job {
+    struct job job;
+    const unsigned char *data;
+    int64_t bytes, place;
+    uint64_t ordered;
+};
+
+static void hash_pieces(struct job *job)
+{
+    struct hash_job *of = (struct hash_job *)job;
+    const int64_t size = PIECE_BLOCKS * BLOCK_BYTES;
+    uint64_t ordered = 0, unordered = 0;
+    for (int64_t piece; (piece = claim(job)) < job->pieces;) {
+        const int64_t start = piece * size, left = of->bytes - start;
+        hash_bytes(of->data + start, left < size ? left : size, of->place + start, NO_ELEMENTS, &ordered, &unordered);
+    }
+    pthread_mutex_lock(&job->merging);
+    of->ordered += ordered;
+    pthread_mutex_unlock(&job->merging);
+}
+
+/* Return the ordered fingerprint of bytes that are `place` and following ones of the canonical stream. */
+static uint64_t ordered_of(const unsigned char *data, int64_t bytes, int64_t place)
+{
+    uint64_t ordered = 0, unordered = 0;
+    if (pool.wanted && bytes >= SHARED_BYTES) {
+        struct hash_job of = {.job = {.work = hash_pieces, .merging = PTHREAD_MUTEX_INITIALIZER}};
+        of.job.pieces = (bytes + PIECE_BLOCKS * BLOCK_BYTES - 1) / (PIECE_BLOCKS * BLOCK_BYTES);
+        of.data = data, of.bytes = bytes, of.place = place;
+        share(&of.job);
+        return of.ordered;
+    }
+    hash_bytes(data, bytes, place, NO_ELEMENTS, &ordered, &unordered);
+    return ordered;
+}
+
 /* Tell whether memory holds what it did when `prior` was taken of the same elements, one in memory. All is read:
  * the fingerprint says it; a few words before tell most differences at once. */
 int msp_repeats(const void *data, const struct tensor *tensor, const struct digest *prior)
@@ -414,12 +525,12 @@ int msp_repeats(const void *data, const struct tensor *tensor, const struct dige
     const unsigned char *at = data;
     const int64_t width = tensor->width;
     int64_t elements = 0;
-    uint64_t probes[PROBES] = {0}, ordered = 0, unordered = 0;
+    uint64_t probes[PROBES] = {0}, ordered = 0;
     for (int64_t run = 0; run < tensor->runs; run++) elements += tensor->lengths[run];
     probe(at, elements * width, probes);
     if (memcmp(probes, prior->probes, sizeof probes)) return 0;
     for (int64_t run = 0; run < tensor->runs; at += tensor->lengths[run++] * width)
-        hash_bytes(at, tensor->lengths[run] * width, tensor->starts[run] * width, NO_ELEMENTS, &ordered, &unordered);
+        ordered += ordered_of(at, tensor->lengths[run] * width, tensor->starts[run] * width);
     return ordered == prior->ordered;
 }
 
@@ -427,6 +538,13 @@ int msp_repeats(const void *data, const struct tensor *tensor, const struct dige
 void msp_prepare(void)
 {
     draw_keys();
+}
+
+/* Take `threads` for large tensors from now on, the calling one included; return how many it will be. */
+int msp_threads(int threads)
+{
+    want_helpers(threads - 1);
+    return pool.wanted + 1;
 }
 
 /* Digest a tensor. Returns 0, or 1 where it cannot. */
@@ -439,12 +557,15 @@ int msp_digest(const void *data, const struct tensor *tensor, int wanted, struct
     memset(out, 0, wanted & SKETCH ? sizeof *out : sizeof *out - sizeof out->sketch);
     out->low = __builtin_inf(), out->high = -__builtin_inf();
     s.out = out, s.table = tensor->table, s.kind = (int)tensor->kind, s.width = width, s.wanted = wanted;
-    s.next = (struct cursor){tensor->starts, tensor->lengths, 0, 0}, s.filled = 0;
+    s.next = (struct cursor){tensor->starts, tensor->lengths, 0, 0}, s.sums = NULL, s.filled = 0;
     begin_counting(&s.histogram, out->exponents);
     for (int d = 0; d < dims; d++)
         if (!tensor->shape[d]) return 0;
     const int kept = merge(dims, tensor->shape, tensor->strides, width, sizes, steps);
-    if (kept == 1 && steps[0] == width) probe(data, sizes[0] * width, out->probes);
+    if (kept == 1 && steps[0] == width) {
+        probe(data, sizes[0] * width, out->probes);
+        if (digest_shared(data, tensor, sizes[0], wanted, out)) return 0;
+    }
     walk(&s, data, kept, sizes, steps);
     if (s.filled) take_block(&s, s.pending, (int)(s.filled / width));
     end_counting(&s.histogram);

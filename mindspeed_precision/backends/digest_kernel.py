@@ -2,7 +2,8 @@
 
 Nothing is installed for it. Where there is no compiler, or the result does not agree with the definition, the
 backend's own operations are used, and ``run.json`` says why (``numerics.digest_kernel``). A call releases the
-GIL. Setting ``MINDSPEED_PRECISION_KERNEL=off`` goes without it.
+GIL. Setting ``MINDSPEED_PRECISION_KERNEL=off`` goes without it, ``MINDSPEED_PRECISION_KERNEL_THREADS`` says
+how many threads take a large tensor.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from numpy.typing import NDArray
 from mindspeed_precision.backends.base import HostTensor
 from mindspeed_precision.backends.digest_geometry import KINDS, MAX_DIMS, Geometry, Reading, geometry_of
 from mindspeed_precision.backends.digest_words import WORDS, WORDS_WITH_SKETCH, Contents, digests_of
+from mindspeed_precision.errors import ConfigError
 from mindspeed_precision.record.elements import to_bits
 from mindspeed_precision.record.placement import canonical_index
 from mindspeed_precision.record.sketch import has_sketch, unpack
@@ -33,12 +35,22 @@ from mindspeed_precision.record.statistics import digest_host
 from mindspeed_precision.records import Digest, Part, Placement, Split
 
 SWITCH = "MINDSPEED_PRECISION_KERNEL"
+THREADS = "MINDSPEED_PRECISION_KERNEL_THREADS"
+MOST_THREADS = 4
+"""More of them would wait for the memory."""
+
+_RANKS_HERE = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "WORLD_SIZE", "RANK_SIZE")
+"""Where launchers say how many ranks share a machine, or how many there are in all, which is no less."""
+
 SOURCE = Path(__file__).with_name("digest_kernel.c")
-INCLUDED = tuple(map(SOURCE.with_name, ("digest_hash.h", "digest_statistics.h")))
+INCLUDED = tuple(map(SOURCE.with_name, ("digest_hash.h", "digest_statistics.h", "digest_threads.h")))
 COMPILERS = ("cc", "gcc", "clang")
-BASE_FLAGS = ("-std=c11", "-O3", "-ffp-contract=off", "-fno-strict-aliasing", "-shared", "-fPIC")
+BASE_FLAGS = ("-std=c11", "-O3", "-ffp-contract=off", "-fno-strict-aliasing", "-shared", "-fPIC", "-pthread")
 TARGET_FLAGS = (("-march=native", "-mprefer-vector-width=512"), ("-march=native",), ("-mcpu=native",), ())
 """Tried in turn: not every compiler knows each on every processor."""
+
+SHARED_BYTES = 1 << 18
+"""From this size on a tensor is digested by several threads, as ``digest_kernel.c`` has it."""
 
 _STATISTICS, _SKETCH = 1, 2
 """What is wanted beside the fingerprints."""
@@ -67,7 +79,16 @@ class DigestKernel:
         self._repeats = loaded.msp_repeats
         self._repeats.argtypes = [pointer, pointer, pointer]
         self._repeats.restype = integer
+        self._threads = loaded.msp_threads
+        self._threads.argtypes, self._threads.restype = [integer], integer
         loaded.msp_prepare()
+
+    def use_threads(self, threads: int) -> int:
+        """Take so many threads for tensors of 256 KiB and more from now on, the calling one included.
+
+        Which thread takes what changes no bit of a digest. Returns how many it will be.
+        """
+        return int(self._threads(threads))
 
     def into(self, address: int, geometry: Geometry, out: int, *, statistics: bool, sketch: bool) -> None:
         """Digest a tensor in host memory.
@@ -103,6 +124,18 @@ class DigestKernel:
     def agrees(self) -> bool:
         """Tell whether it gives the numbers of the definition, on a few tensors of every type."""
         return all(self._agrees_on(name, reading) for name, reading in KINDS.items())
+
+    def shares(self) -> bool:
+        """Tell whether several threads give the bits of one, on a tensor that is large enough for them."""
+        bits = to_bits(np.sin(np.arange(SHARED_BYTES // 4 + 37, dtype=np.float64)), "float32")
+        geometry = geometry_of(bits, KINDS["float32"], None)
+        found = []
+        for threads in (1, 2):
+            words = np.empty(WORDS, np.uint64)
+            self.use_threads(threads)
+            self.into(bits.ctypes.data, geometry, words.ctypes.data, statistics=True, sketch=False)
+            found.append(words)
+        return bool(np.array_equal(*found)) and self.repeats(bits.ctypes.data, geometry, words.ctypes.data)
 
     def _agrees_on(self, name: str, reading: Reading) -> bool:
         count, width = 3 * 1024 + 37, reading.width  # whole blocks and a part of one
@@ -162,7 +195,12 @@ def _same(found: Digest, wanted: Digest) -> bool:
 
 @lru_cache(maxsize=1)
 def digest_kernel() -> tuple[DigestKernel | None, str]:
-    """Return the kernel of this machine, or None, and which it is, or why there is none, in one phrase."""
+    """Return the kernel of this machine, or None, and which it is, or why there is none, in one phrase.
+
+    Raises:
+        ConfigError: the number of threads that was asked for is none.
+    """
+    threads = _threads()
     if os.environ.get(SWITCH, "").lower() in ("off", "0", "false"):
         return None, f"framework operations: {SWITCH} is off"
     try:
@@ -170,10 +208,23 @@ def digest_kernel() -> tuple[DigestKernel | None, str]:
         kernel = DigestKernel(library)
         if not kernel.agrees():
             return None, f"framework operations: {how} gives other numbers than the definition"
+        kernel.use_threads(threads if kernel.shares() else 1)
     except (OSError, AttributeError, subprocess.SubprocessError) as error:
         reason = " ".join(str(error).split())
         return None, f"framework operations: no kernel could be compiled ({reason})"
     return kernel, f"compiled by {how}"
+
+
+def _threads() -> int:
+    """Return how many threads take a large tensor: the processors, divided among the ranks of the machine."""
+    asked = os.environ.get(THREADS, "")
+    if asked:
+        if not asked.isascii() or not asked.isdigit() or int(asked) < 1:
+            raise ConfigError("no number of threads", where=THREADS, found=asked, expected="1 or more")
+        return int(asked)
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    said = next((os.environ[name] for name in _RANKS_HERE if os.environ.get(name, "").isdigit()), "1")
+    return max(1, min(MOST_THREADS, processors // max(1, int(said))))
 
 
 def digest_on_host(
