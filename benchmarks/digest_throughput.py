@@ -3,8 +3,9 @@
 The plain read is the sum of the same bytes as words of 64 bits, in C, compiled as the kernel is: nothing
 that looks at every byte is faster. "again" is a tensor that still has the bits of its last digest. All are
 taken in turn, by one thread, and the best of several times is printed: what else runs on the machine only
-adds. Torch's operations, which stand in for the kernel where there is no compiler, are measured by the
-smaller tensor alone.
+adds. "threads" and "again, thr." are taken by as many threads as a training would have, on the clock: they
+tell something where that many processors are free. Torch's operations, which stand in for the kernel where
+there is no compiler, are measured by the smaller tensor alone.
 """
 
 from __future__ import annotations
@@ -55,15 +56,27 @@ def _reading(name: str, dtype: torch.dtype) -> Reading:
     return reading_of(name, width=dtype.itemsize, numbers=table, floating=True)
 
 
-def _best(calls: dict[str, Callable[[], object]], times: int) -> dict[str, float]:
-    """Return the best CPU time of each call, in seconds, taken in turn."""
+def _best(
+    calls: dict[str, Callable[[], object]], times: int, clock: Callable[[], float] = time.thread_time
+) -> dict[str, float]:
+    """Return the best time of each call, in seconds of CPU or of ``clock``, taken in turn."""
     best = dict.fromkeys(calls, float("inf"))
     for _ in range(REPEATS):
         for name, call in calls.items():
-            start = time.thread_time()
+            start = clock()
             for _ in range(times):
                 call()
-            best[name] = min(best[name], (time.thread_time() - start) / times)
+            best[name] = min(best[name], (clock() - start) / times)
+    return best
+
+
+def _best_of_threads(
+    kernel: kernels.DigestKernel, into: Callable[[], object], again: Callable[[], object], times: int
+) -> dict[str, float]:
+    """Return the best time of a digest with statistics and of one looked at again, by several threads."""
+    kernel.use_threads(kernels.threads_here())
+    best = _best({"threads": into, "again, thr.": again}, times, time.perf_counter)
+    kernel.use_threads(1)
     return best
 
 
@@ -79,6 +92,9 @@ def main() -> None:
     """Measure and print."""
     torch.set_num_threads(1)
     kernel, how = kernels.digest_kernel()
+    if kernel is not None:
+        how += f"; {kernels.threads_here()} threads"
+        kernel.use_threads(1)
     sys.stdout.write(
         f"{how}\n{'':26} {'MiB':>6} {'level':>12} {'GB/s':>6} {'plain read':>10} {'fraction':>8}\n"
     )
@@ -101,8 +117,10 @@ def main() -> None:
                     by_torch = partial(TorchBackend(kernel=False).begin_digest, tensor)
                     calls["torch"] = partial(by_torch, statistics=False)
                     calls["torch, stat."] = partial(by_torch, statistics=True)
-                best = _best(calls, max(1, (16 << 20) // size))
-                for level in list(calls)[1:]:
+                times = max(1, (16 << 20) // size)
+                best = _best(calls, times)
+                best |= _best_of_threads(kernel, calls["statistics"], calls["again"], times)
+                for level in list(best)[1:]:
                     _row(name, size, level, best[level], best[""])
 
 

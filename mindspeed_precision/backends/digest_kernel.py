@@ -129,13 +129,11 @@ class DigestKernel:
         """Tell whether several threads give the bits of one, on a tensor that is large enough for them."""
         bits = to_bits(np.sin(np.arange(SHARED_BYTES // 4 + 37, dtype=np.float64)), "float32")
         geometry = geometry_of(bits, KINDS["float32"], None)
-        found = []
-        for threads in (1, 2):
-            words = np.empty(WORDS, np.uint64)
+        one, two = np.empty((2, WORDS), np.uint64)
+        for threads, words in ((1, one), (2, two)):
             self.use_threads(threads)
             self.into(bits.ctypes.data, geometry, words.ctypes.data, statistics=True, sketch=False)
-            found.append(words)
-        return bool(np.array_equal(*found)) and self.repeats(bits.ctypes.data, geometry, words.ctypes.data)
+        return bool(np.array_equal(one, two)) and self.repeats(bits.ctypes.data, geometry, two.ctypes.data)
 
     def _agrees_on(self, name: str, reading: Reading) -> bool:
         count, width = 3 * 1024 + 37, reading.width  # whole blocks and a part of one
@@ -200,7 +198,7 @@ def digest_kernel() -> tuple[DigestKernel | None, str]:
     Raises:
         ConfigError: the number of threads that was asked for is none.
     """
-    threads = _threads()
+    threads = threads_here()
     if os.environ.get(SWITCH, "").lower() in ("off", "0", "false"):
         return None, f"framework operations: {SWITCH} is off"
     try:
@@ -215,7 +213,7 @@ def digest_kernel() -> tuple[DigestKernel | None, str]:
     return kernel, f"compiled by {how}"
 
 
-def _threads() -> int:
+def threads_here() -> int:
     """Return how many threads take a large tensor: the processors, divided among the ranks of the machine."""
     asked = os.environ.get(THREADS, "")
     if asked:

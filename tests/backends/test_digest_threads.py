@@ -29,7 +29,7 @@ SIZES = {"float32": 65536, "bfloat16": 131072, "float64": 32768, "int64": 32768}
 @pytest.fixture(autouse=True)
 def as_it_was():
     yield
-    KERNEL.use_threads(kernels._threads())
+    KERNEL.use_threads(kernels.threads_here())
 
 
 def words_of(bits, name, threads, part=None):
@@ -152,11 +152,11 @@ def test_the_ranks_of_a_machine_share_its_processors(monkeypatch, environment, w
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(9)), raising=False)
-    assert kernels._threads() == wanted
+    assert kernels.threads_here() == wanted
 
 
 @pytest.mark.parametrize("asked", ["0", "-1", "two", "²"])
 def test_what_is_no_number_of_threads_is_told(monkeypatch, asked):
     monkeypatch.setenv(kernels.THREADS, asked)
     with pytest.raises(ConfigError, match="no number of threads"):
-        kernels._threads()
+        kernels.threads_here()
