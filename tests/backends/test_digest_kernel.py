@@ -155,12 +155,17 @@ def test_other_threads_run_meanwhile():
 
     thread = threading.Thread(target=count)
     thread.start()
-    start = time.perf_counter()
-    digest(bits, "float32")
-    stop = time.perf_counter()
+    meanwhile = 0
+    for _ in range(50):  # on a busy machine the other thread may get no processor for one of them
+        start = time.perf_counter()
+        digest(bits, "float32")
+        stop = time.perf_counter()
+        meanwhile += sum(start < moment < stop for moment in seen)
+        if meanwhile > 2:
+            break
     ended.set()
     thread.join()
-    assert sum(start < moment < stop for moment in seen) > 2
+    assert meanwhile > 2
 
 
 @pytest.fixture
