@@ -104,13 +104,11 @@ static inline uint64_t sum64(vector_t a)
     return total;
 }
 
-static inline int64_t sum32(vector_t a)
+/* Add signed words of 32 bits to sums of 64, in whichever lanes. */
+static inline vector_t plus_wide(vector_t sums, vector_t a)
 {
-    int32_t lanes[VECTOR / 4];
-    int64_t total = 0;
-    store(lanes, a);
-    for (int k = 0; k < VECTOR / 4; k++) total += lanes[k];
-    return total;
+    const vector_t sign = OP(srai_epi32)(a, 31);
+    return plus64(sums, plus64(OP(unpacklo_epi32)(a, sign), OP(unpackhi_epi32)(a, sign)));
 }
 
 /* Add to the two sums over elements of 16 bits. */
@@ -160,7 +158,7 @@ static inline __attribute__((always_inline)) void hash_vectors(const unsigned ch
     const int group = width == 1 ? GROUP / 2 : GROUP; /* what sums of 32 bits can take */
     const vector_t zero = nothing();
     struct sums s = {zero, zero, zero, zero, zero, zero, zero, zero};
-    int64_t first = 0, second = 0;
+    vector_t first = zero, second = zero;
     const uint64_t *key = keys + 2 * word;
     while (vectors) {
         int left = vectors < group ? vectors : group;
@@ -173,14 +171,14 @@ static inline __attribute__((always_inline)) void hash_vectors(const unsigned ch
         }
         if (left) add_vector(data, key, width, &s), data += VECTOR, key += VECTOR / 2;
         if (width <= 2 && width != NO_ELEMENTS) {
-            first += sum32(s.short_first), second += sum32(s.short_second);
+            first = plus_wide(first, s.short_first), second = plus_wide(second, s.short_second);
             s.short_first = s.short_second = zero;
         }
     }
     out->first += sum64(plus64(s.even, s.odd));
     out->second += sum64(plus64(s.even_turned, s.odd_turned));
     if (width == NO_ELEMENTS) return;
-    if (width <= 2) out->unordered += (uint64_t)first * FIRST16 + (uint64_t)second * SECOND16;
+    if (width <= 2) out->unordered += sum64(first) * FIRST16 + sum64(second) * SECOND16;
     else out->unordered += sum64(plus64(s.elements, s.others));
 }
 #else
