@@ -6,7 +6,7 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { BLOCK = 1024, LANES = 16, BINS = 256, FEW_BINS = 28 };
+enum { BLOCK = 1024, LANES = 16, BINS = 256, WINDOW = 8 };
 
 /* Vectors of GCC and clang, as wide as the processor's: wider ones compile badly. */
 #if defined(__AVX512BW__)
@@ -35,11 +35,22 @@ struct scan {
     uint8_t first, last, zero; /* exponents: the first but 0, the last, and whether one is 0 */
 };
 
-/* How many elements have each exponent; `counts` are added to `bins` when all are counted. */
+#if defined(__AVX2__)
+#define LOOKUP 1 /* a byte is looked up in a table of 16 */
+enum { FEW_BINS = 64, LOOKUPS = 8 };
+#else
+enum { FEW_BINS = 28 };
+#endif
+
+/* How many elements have each exponent; `counts` and `wide` are added to `bins` when all are counted. */
 struct histogram {
     uint64_t *bins;
     int64_t counted;
     uint32_t counts[4][BINS];
+#if defined(LOOKUP)
+    int low, high; /* the bins of `wide` that are in use */
+    uint64_t wide[BINS + WINDOW][VECTOR / 8] __attribute__((aligned(64)));
+#endif
     uint8_t exponent[BLOCK] __attribute__((aligned(64))); /* of a block, in no order */
 };
 
@@ -227,10 +238,85 @@ static void equal_bytes(const uint8_t *data, int n, int first, int last, uint64_
     for (int k = 0; k < 4 && first + k <= last; k++) bins[first + k] += sum_of_bytes(counts[k]);
 }
 
+#if defined(LOOKUP)
+static inline void begin_lookups(struct histogram *h)
+{
+    h->low = BINS, h->high = 0;
+}
+
+static inline void end_lookups(struct histogram *h)
+{
+    for (int bin = h->low; bin <= h->high && bin < BINS; bin++) /* beyond, windows are empty or count small exponents */
+        for (int k = 0; k < VECTOR / 8; k++) h->bins[bin] += h->wide[bin][k];
+}
+
+/* Let the bins of a window be in use. */
+static inline void use_window(struct histogram *h, int first, int last)
+{
+    if (h->low > h->high) h->low = first, h->high = first - 1;
+    if (first < h->low) memset(h->wide[first], 0, (size_t)(h->low - first) * sizeof *h->wide), h->low = first;
+    if (last > h->high) memset(h->wide[h->high + 1], 0, (size_t)(last - h->high) * sizeof *h->wide), h->high = last;
+}
+
+/* Count `n` exponents in bins `first` to `last`. Eight bins at a time: a byte that is one of them is looked up as 1 or
+ * 16 in one of four tables, so that its halves count two bins; eight of these fit a half, and 32 a byte. */
+static void count_near(struct histogram *h, int n, int first, int last)
+{
+    static const uint8_t of_pair[4][16] = {{1, 16}, {0, 0, 1, 16}, {0, 0, 0, 0, 1, 16}, {0, 0, 0, 0, 0, 0, 1, 16}};
+    const vector_t half = OP(set1_epi8)(0x0F), beyond = OP(set1_epi8)(0x70); /* from 16 on the sign bit is set: 0 */
+    uint8_t repeated[4][VECTOR];
+    vector_t table[4];
+    for (int p = 0; p < 4; p++) {
+        for (int k = 0; k < VECTOR; k += 16) memcpy(repeated[p] + k, of_pair[p], 16);
+        table[p] = load((const void *)repeated[p]);
+    }
+    for (int base = first; base <= last; base += WINDOW) {
+        const vector_t start = OP(set1_epi8)((char)base);
+        vector_t even[4], odd[4];
+        for (int p = 0; p < 4; p++) even[p] = odd[p] = nothing();
+        for (int i = 0; i < n;) {
+            vector_t some[4];
+            for (int p = 0; p < 4; p++) some[p] = nothing();
+            for (const int stop = n - i < LOOKUPS * VECTOR ? n : i + LOOKUPS * VECTOR; i < stop; i += VECTOR) {
+                const vector_t at = OP(adds_epu8)(OP(sub_epi8)(load((const void *)(h->exponent + i)), start), beyond);
+                for (int p = 0; p < 4; p++) some[p] = OP(add_epi8)(some[p], OP(shuffle_epi8)(table[p], at));
+            }
+            for (int p = 0; p < 4; p++) {
+                even[p] = OP(add_epi8)(even[p], both(some[p], half));
+                odd[p] = OP(add_epi8)(odd[p], both(OP(srli_epi16)(some[p], 4), half));
+            }
+        }
+        use_window(h, base, base + WINDOW - 1);
+        for (int p = 0; p < 4; p++) {
+            uint64_t *to = h->wide[base + 2 * p];
+            store((void *)to, plus64(load((const void *)to), OP(sad_epu8)(even[p], nothing())));
+            to += VECTOR / 8;
+            store((void *)to, plus64(load((const void *)to), OP(sad_epu8)(odd[p], nothing())));
+        }
+    }
+}
+#else
+static inline void begin_lookups(struct histogram *h)
+{
+    (void)h;
+}
+
+static inline void end_lookups(struct histogram *h)
+{
+    (void)h;
+}
+
+static void count_near(struct histogram *h, int n, int first, int last)
+{
+    for (int bin = first; bin <= last; bin += 4) equal_bytes(h->exponent, n, bin, last, h->bins);
+}
+#endif
+
 static void begin_counting(struct histogram *h, uint64_t *bins)
 {
     h->bins = bins, h->counted = 0;
     memset(h->counts, 0, sizeof h->counts);
+    begin_lookups(h);
 }
 
 static void end_counting(struct histogram *h)
@@ -252,6 +338,5 @@ static void count_exponents(struct histogram *h, const struct scan *found, int n
         return;
     }
     if (found->zero) equal_bytes(h->exponent, n, 0, 0, h->bins);
-    if (found->last)
-        for (int bin = found->first; bin <= found->last; bin += 4) equal_bytes(h->exponent, n, bin, found->last, h->bins);
+    if (found->last) count_near(h, n, found->first, found->last);
 }

@@ -144,6 +144,24 @@ def test_tensors_on_the_host(name, sketch):
 
 
 @needs_kernel
+@pytest.mark.parametrize("width", [1, 8, 9, 64, 65, 200])
+@pytest.mark.parametrize("least", [1, 190, 247, 254])
+@pytest.mark.parametrize("zeros", [False, True])
+def test_exponents_of_any_range(width, least, zeros):
+    """Windows of bins that end beyond the last one, and ranges that are counted one by one."""
+    rng = np.random.default_rng(width * 1000 + least)
+    exponents = np.minimum(least + rng.integers(0, width, 5000), 255).astype(np.uint32)
+    exponents[rng.integers(0, 5000, 7)] = 255
+    if zeros:
+        exponents[rng.integers(0, 5000, 500)] = 0
+    bits = exponents << np.uint32(23)
+    found = digest(bits, "float32").statistics
+    expected = digest_host(HostTensor(bits=bits, dtype="float32"), statistics=True).statistics
+    assert found.exponents == expected.exponents
+    assert sum(found.exponents.values()) == 5000
+
+
+@needs_kernel
 def test_other_threads_run_meanwhile():
     bits = np.ones(1 << 24, np.uint32)
     seen, ended = [], threading.Event()
