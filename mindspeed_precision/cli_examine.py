@@ -6,6 +6,8 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
+from mindspeed_precision.cli_resources import add_resources, resources_of
+
 if TYPE_CHECKING:
     from mindspeed_precision.records import Examination
 
@@ -15,6 +17,11 @@ def add_examinations(commands: Any) -> None:
     check = commands.add_parser("check", help="what must hold in any correct training, from one run alone")
     check.add_argument("directory", metavar="RUN", help="run directory")
     check.add_argument("--json", action="store_true", help="print JSON")
+    add_resources(
+        check,
+        memory="runs that need more are checked in parts, each law of the ranks that it links "
+        "(docs/scale.md; default: %(default)s)",
+    )
     check.set_defaults(run=_check)
 
     verify = commands.add_parser(
@@ -49,9 +56,13 @@ def add_examinations(commands: Any) -> None:
 
 
 def _check(arguments: argparse.Namespace) -> int:
+    from mindspeed_precision.report.progress import progress_bar
     from mindspeed_precision.verify.check import check_run
 
-    return answer(check_run(arguments.directory), json=arguments.json)
+    resources = resources_of(arguments)
+    with progress_bar(wanted=not arguments.json) as progress:
+        found = check_run(arguments.directory, resources=resources, progress=progress)
+    return answer(found, json=arguments.json)
 
 
 def _verify(arguments: argparse.Namespace) -> int:

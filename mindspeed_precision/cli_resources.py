@@ -16,14 +16,24 @@ _MOST = float(1 << 60)
 _REMEDY = "a number with KiB, MiB, GiB or TiB, like 2GiB"
 
 
-def add_resources(command: argparse.ArgumentParser) -> None:
-    """Add the options to a command."""
+_FOLDED = (
+    "runs that need more are read rank by rank, and of ranks that did the same one alone is looked "
+    "at closely (docs/scale.md; default: %(default)s)"
+)
+
+
+def add_resources(command: argparse.ArgumentParser, *, memory: str = _FOLDED) -> None:
+    """Add the options to a command.
+
+    Args:
+        command: its parser.
+        memory: what becomes of runs that memory does not hold.
+    """
     command.add_argument(
         "--memory",
         metavar="SIZE",
         default="2GiB",
-        help="runs that need more are read rank by rank, and of ranks that did the same one alone is looked "
-        "at closely (docs/scale.md; default: %(default)s)",
+        help=memory,
     )
     command.add_argument(
         "--jobs",

@@ -89,6 +89,11 @@ class Groups:
         return [found for _, found in sorted(self._merger.replicas, key=lambda item: item[0])]
 
     @property
+    def first_difference(self) -> tuple[object, ...]:
+        """When the first copy that differs is seen, in the execution of the whole model; empty for none."""
+        return min((order for order, _ in self._merger.replicas), default=())
+
+    @property
     def compared(self) -> int:
         """How many tensors have copies that were compared with each other."""
         return self._merger.compared

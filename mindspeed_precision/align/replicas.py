@@ -30,10 +30,12 @@ class Replicas:
     Attributes:
         compared: how many tensors have copies on several ranks.
         differing: those whose copies are none, in execution order.
+        order: of the first of them in the execution of the whole model; empty for none.
     """
 
     compared: int
     differing: tuple[ReplicasDiffer, ...]
+    order: tuple[object, ...] = ()
 
 
 def replicas_of(run: Run) -> Replicas:
@@ -51,7 +53,7 @@ def replicas_of(run: Run) -> Replicas:
     for number, rank in run.ranks.items():
         groups.add(number, rank)
     groups.compare_copies()
-    return Replicas(compared=groups.compared, differing=tuple(groups.replicas))
+    return Replicas(compared=groups.compared, differing=tuple(groups.replicas), order=groups.first_difference)
 
 
 def _experts(layout: Mapping[str, object]) -> Experts:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -73,6 +73,14 @@ def batches(facts: RunFacts) -> list[Batch]:
                     ),
                 )
     return [found[place] for place in sorted(found)]
+
+
+def read_first(facts: RunFacts) -> Iterator[tuple[int, TensorRecord]]:
+    """Yield the records that ``batches`` is made of."""
+    for batch in batches(facts):
+        yield batch.rank, batch.record
+        if batch.ids_record is not None:
+            yield batch.rank, batch.ids_record
 
 
 def _content(slots: Mapping[str, TensorRecord]) -> TensorRecord | None:

@@ -2,40 +2,67 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from mindspeed_precision.dump.reader import Run, load_run
 from mindspeed_precision.dump.reported import reported_entries, reported_finding
-from mindspeed_precision.records import Examination, Finding
+from mindspeed_precision.fold.engines import Resources
+from mindspeed_precision.progress import Progress, silent
+from mindspeed_precision.records import CheckOutcome, Examination, Finding
+from mindspeed_precision.verify.cells.lead import check_in_cells
+from mindspeed_precision.verify.cells.plan import needs_cells, why_not
 from mindspeed_precision.verify.invariants import INVARIANTS
 from mindspeed_precision.verify.registry import in_order
 from mindspeed_precision.verify.run_facts import RunFacts
 
 
-def check_run(run: str | Path | Run) -> Examination:
+def check_run(
+    run: str | Path | Run, *, resources: Resources | None = None, progress: Progress = silent
+) -> Examination:
     """Ask every invariant of one run.
 
     Args:
         run: run directory, or a run that was loaded.
+        resources: memory and workers; a directory that memory does not hold is checked in parts
+            (``verify.cells``). None: 2 GiB, and this process alone.
+        progress: is told how far a run is that is checked in parts.
 
     Returns:
         The findings, the earliest first of those that are errors, and what each check looked at.
 
     Raises:
         DumpError: the run cannot be read.
+        PrecisionError: workers died again and again.
     """
-    loaded = run if isinstance(run, Run) else load_run(run)
+    limits = resources or Resources(jobs=1)
+    if isinstance(run, Run) or not needs_cells(Path(run), limits):
+        return _in_memory(run if isinstance(run, Run) else load_run(run))
+    reason = why_not(Path(run))
+    if reason:
+        told = f"the run was loaded whole, whatever --memory says: {reason}"
+        return _in_memory(load_run(run), told)
+    checked = check_in_cells(Path(run), limits, progress)
+    return _examination(checked.run, checked.findings, checked.outcomes, checked.told)
+
+
+def _in_memory(run: Run, *told: str) -> Examination:
     with np.errstate(all="ignore"):  # runs that overflow are what it is for
-        findings, outcomes = INVARIANTS.ask_all(RunFacts(loaded))
-    findings = (*findings, *_reported(loaded))
+        findings, outcomes = INVARIANTS.ask_all(RunFacts(run))
+    return _examination(run, findings, outcomes, *told)
+
+
+def _examination(
+    run: Run, findings: Sequence[Finding], outcomes: tuple[CheckOutcome, ...], *told: str
+) -> Examination:
     return Examination(
         command="check",
-        subjects={"run": str(loaded.path)},
-        findings=tuple(in_order(findings)),
+        subjects={"run": str(run.path)},
+        findings=tuple(in_order((*findings, *_reported(run)))),
         outcomes=outcomes,
-        notes=loaded.notes,
+        notes=(*told, *run.notes),
     )
 
 

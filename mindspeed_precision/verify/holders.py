@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from mindspeed_precision.align.places import placement_of
@@ -88,6 +88,13 @@ def local_gradients(facts: RunFacts) -> Mapping[int, list[tuple[int, TensorRecor
     for (step, number, _), record in last.items():
         found[step].append((number, record))
     return found
+
+
+def summed_gradients(facts: RunFacts) -> Iterator[tuple[int, TensorRecord]]:
+    """Yield the gradients before and after the reduction, with their ranks."""
+    for by_step in (reduced_gradients(facts), local_gradients(facts)):
+        for records in by_step.values():
+            yield from records
 
 
 def terms_of(result: Held, local: Sequence[Held]) -> tuple[list[Held], str]:

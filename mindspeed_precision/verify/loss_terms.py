@@ -65,6 +65,21 @@ class StepLoss:
     means: tuple[float, ...]
 
 
+def loss_records(facts: RunFacts) -> Iterator[tuple[int, TensorRecord]]:
+    """Yield the records that the losses of microbatches and steps are made of."""
+    for rank in facts.ranks:
+        losses = facts.of(rank, Phase.LOSS, Role.LOSS)
+        if not losses:
+            continue
+        found = [
+            *losses,
+            *facts.of(rank, Phase.BATCH, Role.BATCH, slot=_MASK),
+            *_of_model(facts.of(rank, Phase.FPROP, Role.OUTPUT, slot="0")),
+            *_of_model(facts.of(rank, Phase.DGRAD, Role.GRAD_OUTPUT, slot="0")),
+        ]
+        yield from ((rank, record) for record in found)
+
+
 def microbatch_losses(facts: RunFacts) -> list[MicrobatchLoss]:
     """Return the losses of all microbatches whose loss function was seen."""
     return [term for rank in facts.ranks for term in _of_rank(facts, rank)]

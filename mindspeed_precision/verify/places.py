@@ -7,7 +7,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from mindspeed_precision.align.merging import execution_order
-from mindspeed_precision.records import COLLECTIVES, NO_MICROBATCH, RankCoordinates, RecordKey, TensorRecord
+from mindspeed_precision.records import (
+    COLLECTIVES,
+    NO_MICROBATCH,
+    Finding,
+    RankCoordinates,
+    RecordKey,
+    TensorRecord,
+)
+from mindspeed_precision.verify.partial import Partial
 from mindspeed_precision.verify.run_facts import RunFacts
 
 
@@ -31,6 +39,20 @@ class Found:
 def in_execution_order(facts: RunFacts, found: Iterable[Found]) -> list[Found]:
     """Order what was found as the whole model runs: by step, microbatch, forward, backward, stage."""
     return sorted(found, key=lambda one: execution_order(facts.ranks[one.rank].coordinates, one.record))
+
+
+def seen_first(found: Found, facts: RunFacts, finding: Finding, *, count: int, kind: str = "") -> Partial:
+    """Return a finding with when it is seen.
+
+    Args:
+        found: the earliest place that it is of.
+        facts: of the run.
+        finding: what is wrong.
+        count: how many places it is of.
+        kind: where a check tells several things apart under one id.
+    """
+    order = execution_order(facts.ranks[found.rank].coordinates, found.record)
+    return Partial(**vars(finding), order=(*order, found.rank), kind=kind, count=count)
 
 
 def tensor_group(where: RankCoordinates) -> tuple[int, int, int]:

@@ -70,7 +70,7 @@ def grid_of(ranks: Mapping[int, RankCoordinates], expert_tensor: int | None) -> 
     one = next(iter(ranks.values()))
     missing = one.world_size - len(ranks)
     if missing:
-        return f"{missing} ranks did not record: their places in the layout are not known"
+        return f"places in the layout are not known: {missing} ranks did not record"
     dense = {
         number: {"TP": at.tp_rank, "CP": at.cp_rank, "DP": at.dp_rank, _STAGE: at.pp_rank}
         for number, at in ranks.items()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,7 +11,16 @@ from typing import Any, TypeVar
 from mindspeed_precision.backends.base import HostTensor
 from mindspeed_precision.config import capture_rules
 from mindspeed_precision.dump.reader import RankRecords, Run
-from mindspeed_precision.records import INIT_STEP, ParameterDeclaration, Phase, RecordKey, Role, TensorRecord
+from mindspeed_precision.records import (
+    INIT_STEP,
+    ParameterDeclaration,
+    Phase,
+    RankCoordinates,
+    RecordKey,
+    Role,
+    TensorRecord,
+)
+from mindspeed_precision.verify.survey import Survey
 
 Kind = tuple[Phase, Role]
 T = TypeVar("T")
@@ -19,13 +28,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What checks ask of a run.
+    """What checks ask of a run, or of a part of it.
 
     Attributes:
-        run: as read.
+        run: as read; of a part of a run its ranks alone, or some of their records.
+        survey: of a part, what is known of the whole run.
+        expected: of a part, how many ranks it has where each recorded.
     """
 
     run: Run
+    survey: Survey | None = None
+    expected: int | None = None
 
     @property
     def ranks(self) -> Mapping[int, RankRecords]:
@@ -33,10 +46,64 @@ class RunFacts:
         return self.run.ranks
 
     @cached_property
+    def coordinates(self) -> Mapping[int, RankCoordinates]:
+        """Where every rank of the whole run sits that recorded."""
+        if self.survey is not None:
+            return self.survey.coordinates
+        return {number: rank.coordinates for number, rank in self.ranks.items()}
+
+    @property
+    def missing(self) -> int:
+        """How many ranks of the run, or of this part of it, did not record."""
+        size = next(iter(self.ranks.values())).coordinates.world_size
+        return (size if self.expected is None else self.expected) - len(self.ranks)
+
+    @cached_property
     def steps(self) -> tuple[int, ...]:
-        """The whole steps that every rank has, ascending, without what was before the first."""
+        """The whole steps that every rank of the run has, ascending, without what was before the first."""
+        if self.survey is not None:
+            return self.survey.steps
         common = [set(records.steps) for records in self.ranks.values()]
         return tuple(sorted(set.intersection(*common) - {INIT_STEP})) if common else ()
+
+    @cached_property
+    def begun(self) -> frozenset[int]:
+        """The steps of which the run has any record, also those that did not end."""
+        if self.survey is not None:
+            return self.survey.begun
+        ranks = self.ranks.values()
+        return frozenset(r.key.step for rank in ranks for r in (*rank.records, *rank.unfinished))
+
+    @cached_property
+    def updated(self) -> frozenset[int]:
+        """The steps in which some rank's optimizer was seen to update."""
+        if self.survey is not None:
+            return self.survey.updated
+        return frozenset(r.key.step for _, r in self.everywhere(Phase.OPTIMIZER, Role.HYPERPARAMETER))
+
+    @cached_property
+    def half(self) -> bool:
+        """Whether some rank has parameters in float16."""
+        if self.survey is not None:
+            return self.survey.half
+        return any(p.dtype == "float16" for rank in self.ranks for p in self.parameters(rank).values())
+
+    @cached_property
+    def rated(self) -> bool:
+        """Whether some optimizer was seen to use a learning rate."""
+        if self.survey is not None:
+            return self.survey.rated
+        return any(r.key.slot == "lr" for _, r in self.everywhere(Phase.OPTIMIZER, Role.HYPERPARAMETER))
+
+    @cached_property
+    def kinds(self) -> Mapping[Kind, int]:
+        """How many records of each kind the run has."""
+        if self.survey is not None:
+            return self.survey.kinds
+        found: Counter[Kind] = Counter()
+        for (_, phase, role), records in self._by_kind.items():
+            found[phase, role] += len(records)
+        return found
 
     @cached_property
     def _by_kind(self) -> Mapping[tuple[int, Phase, Role], list[TensorRecord]]:
@@ -45,6 +112,18 @@ class RunFacts:
             for record in records.records:
                 found[rank, record.key.phase, record.key.role].append(record)
         return found
+
+    def surveyed(self) -> Survey:
+        """Return what the other parts of a run must know of this one."""
+        return Survey(
+            coordinates=self.coordinates,
+            steps=self.steps,
+            begun=self.begun,
+            updated=self.updated,
+            half=self.half,
+            rated=self.rated,
+            kinds=self.kinds,
+        )
 
     def of(
         self, rank: int, phase: Phase, role: Role, *, step: int | None = None, slot: str | None = None

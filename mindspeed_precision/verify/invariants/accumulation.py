@@ -16,6 +16,7 @@ from mindspeed_precision.verify.gradients import Accumulation, accumulations
 from mindspeed_precision.verify.invariants.registry import invariant
 from mindspeed_precision.verify.registry import Answer
 from mindspeed_precision.verify.run_facts import RunFacts
+from mindspeed_precision.verify.spans import each_rank
 
 _SAMPLED = 1.22
 """A sketch of an error is at most so much longer than the error, but for a chance of 1e-6 (ADR 6)."""
@@ -31,6 +32,7 @@ SUM = "sum"
     "accumulate.not_the_sum",
     holds="main_grad after an accumulation is main_grad before plus dW, in the dtype of main_grad",
     unit="accumulations",
+    span=[each_rank()],
 )
 def accumulation_is_a_sum(facts: RunFacts) -> Answer:
     """Add anew: from elements bit for bit; else what was counted live; else sketches, else means."""

@@ -13,6 +13,7 @@ from mindspeed_precision.verify.gradients import Accumulation, accumulations
 from mindspeed_precision.verify.invariants.registry import invariant
 from mindspeed_precision.verify.registry import Answer
 from mindspeed_precision.verify.run_facts import RunFacts
+from mindspeed_precision.verify.spans import each_rank
 
 
 def zero(record: TensorRecord) -> bool:
@@ -27,6 +28,7 @@ def zero(record: TensorRecord) -> bool:
     "accumulate.not_zero_at_start",
     holds="main_grad is zero before the first gradient of a step is added to it",
     unit="parameters x steps",
+    span=[each_rank()],
 )
 def buffer_is_empty_at_first(facts: RunFacts) -> Answer:
     """Look at main_grad before the first accumulation of each parameter in each step."""
@@ -63,6 +65,7 @@ def buffer_is_empty_at_first(facts: RunFacts) -> Answer:
     "accumulate.changed_between",
     holds="main_grad before a microbatch's gradient is what the microbatch before it left",
     unit="pairs of microbatches",
+    span=[each_rank()],
 )
 def buffer_is_left_alone(facts: RunFacts) -> Answer:
     """Compare bits of main_grad before a microbatch with those after the one before."""
@@ -116,6 +119,7 @@ def _changed(after: TensorRecord, before: TensorRecord) -> tuple[str, str]:
     "accumulate.count",
     holds="every parameter that gets a gradient gets one from each microbatch",
     unit="parameters x steps",
+    span=[each_rank()],
 )
 def one_gradient_of_each_microbatch(facts: RunFacts) -> Answer:
     """Count the accumulations of each parameter in each step, by microbatch."""
@@ -153,6 +157,7 @@ def one_gradient_of_each_microbatch(facts: RunFacts) -> Answer:
     "wgrad.missing",
     holds="every trainable parameter gets a gradient in every step",
     unit="parameters x steps",
+    span=[each_rank()],
 )
 def every_parameter_has_a_gradient(facts: RunFacts) -> Answer:
     """Name trainable parameters of which no dW came, and whose gradient is absent or zero then."""

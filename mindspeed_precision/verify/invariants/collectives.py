@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from mindspeed_precision.records import Finding, Phase, Role, Severity, TensorRecord
 from mindspeed_precision.verify.invariants.registry import invariant
-from mindspeed_precision.verify.places import Found, by_group, in_execution_order, of_collective
+from mindspeed_precision.verify.places import Found, by_group, in_execution_order, of_collective, seen_first
 from mindspeed_precision.verify.registry import Answer
 from mindspeed_precision.verify.run_facts import RunFacts
+from mindspeed_precision.verify.spans import each_rank, each_replica
 
 _ROLES = {Phase.FPROP: (Role.INPUT, Role.OUTPUT), Phase.DGRAD: (Role.GRAD_OUTPUT, Role.GRAD_INPUT)}
 _Call = tuple[int, TensorRecord, TensorRecord]
@@ -37,6 +38,7 @@ def _name(record: TensorRecord) -> tuple[object, ...]:
     "reduce.result_discarded",
     holds="what an all-reduce inside the model gives back is what flows on, not what it was given",
     unit="all-reduces",
+    span=[each_rank()],
 )
 def result_flows_on(facts: RunFacts) -> Answer:
     """Find all-reduces whose operand turns up later with the bits of before, and whose result never does."""
@@ -68,7 +70,9 @@ def result_flows_on(facts: RunFacts) -> Answer:
         "tensor",
         where=first.record.key,
     )
-    return Answer(exercised=looked, failed=len(found), findings=(finding,))
+    return Answer(
+        exercised=looked, failed=len(found), findings=(seen_first(first, facts, finding, count=len(found)),)
+    )
 
 
 def _later(facts: RunFacts, phase: Phase) -> Mapping[tuple[int, int, int, int], Sequence[TensorRecord]]:
@@ -86,6 +90,7 @@ def _later(facts: RunFacts, phase: Phase) -> Mapping[tuple[int, int, int, int], 
     "reduce.copies_summed",
     holds="an all-reduce over the tensor-parallel group adds up parts, and not copies of one tensor",
     unit="all-reduces",
+    span=[each_replica()],
 )
 def copies_are_not_summed(facts: RunFacts) -> Answer:
     """Find all-reduces in modules whose operands are equal on the whole group, and are summed up."""
@@ -123,7 +128,11 @@ def copies_are_not_summed(facts: RunFacts) -> Answer:
         "each rank has its part of the vocabulary",
         where=first.record.key,
     )
-    return Answer(exercised=len(groups), failed=len(found), findings=(finding,))
+    return Answer(
+        exercised=len(groups),
+        failed=len(found),
+        findings=(seen_first(first, facts, finding, count=len(found)),),
+    )
 
 
 def _counts(record: TensorRecord) -> bool:

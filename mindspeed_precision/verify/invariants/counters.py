@@ -7,6 +7,7 @@ from mindspeed_precision.verify.failures import Failure, failure, findings_of
 from mindspeed_precision.verify.invariants.registry import invariant
 from mindspeed_precision.verify.registry import Answer
 from mindspeed_precision.verify.run_facts import RunFacts
+from mindspeed_precision.verify.spans import each_rank
 from mindspeed_precision.verify.updates import Update, updates
 
 
@@ -14,6 +15,7 @@ from mindspeed_precision.verify.updates import Update, updates
     "optimizer.step_counter",
     holds="the optimizer's step counter of a parameter grows by one with each update",
     unit="updates",
+    span=[each_rank()],
 )
 def counter_grows_by_one(facts: RunFacts) -> Answer:
     """Follow the counter that each update found, from the first update on."""
@@ -66,6 +68,7 @@ def _wrong_count(update: Update, before: Update | None, facts: RunFacts) -> tupl
     "optimizer.state_reset",
     holds="a training that goes on from a checkpoint goes on with the optimizer's state",
     unit="resumed ranks",
+    span=[each_rank()],
 )
 def resumed_state_is_there(facts: RunFacts) -> Answer:
     """Look at the optimizer's counter in the first step of a training that does not begin at step 0."""

@@ -8,11 +8,12 @@ from itertools import pairwise
 
 from mindspeed_precision.counting import count
 from mindspeed_precision.records import NO_MICROBATCH, Finding, Phase, RecordKey, Role, Severity, TensorRecord
-from mindspeed_precision.verify.batches import Batch, batches, epoch_ends
+from mindspeed_precision.verify.batches import Batch, batches, epoch_ends, read_first
 from mindspeed_precision.verify.invariants.registry import invariant
-from mindspeed_precision.verify.places import Found, in_execution_order, steps_text
+from mindspeed_precision.verify.places import Found, in_execution_order, seen_first, steps_text
 from mindspeed_precision.verify.registry import Answer
 from mindspeed_precision.verify.run_facts import RunFacts
+from mindspeed_precision.verify.spans import each_replica, whole_run
 
 _NO_BATCHES = "no batch with tokens, inputs or pictures was recorded (capture.batch)"
 
@@ -21,6 +22,7 @@ _NO_BATCHES = "no batch with tokens, inputs or pictures was recorded (capture.ba
     "data.lane_reads_other_batches",
     holds="ranks that compute one part of the batch together read the same batch",
     unit="batch tensors with copies",
+    span=[each_replica()],
 )
 def lane_reads_one_batch(facts: RunFacts) -> Answer:
     """Compare the batches of the ranks that differ by their place in TP, PP and CP alone."""
@@ -49,7 +51,11 @@ def lane_reads_one_batch(facts: RunFacts) -> Answer:
         remedy="the data loader must take seed, rank and size from the data-parallel group alone",
         where=first.record.key,
     )
-    return Answer(exercised=len(copies), failed=len(found), findings=(finding,))
+    return Answer(
+        exercised=len(copies),
+        failed=len(found),
+        findings=(seen_first(first, facts, finding, count=len(found)),),
+    )
 
 
 def _bits_of(members: Sequence[tuple[int, TensorRecord]]) -> str:
@@ -64,6 +70,7 @@ def _bits_of(members: Sequence[tuple[int, TensorRecord]]) -> str:
     "data.repeated",
     holds="no batch is read twice, by two ranks, two microbatches or two steps of an epoch",
     unit="batches",
+    span=[whole_run(keep=read_first)],
 )
 def not_repeated(facts: RunFacts) -> Answer:
     """Find equal batches: in one step at once, over steps where something new follows (no new epoch)."""
@@ -164,6 +171,7 @@ def _one_batch(read: Sequence[Batch]) -> Finding:
     "data.sample_ids",
     holds="sample ids are handed out once, and without gaps where they come in order",
     unit="batches with sample ids",
+    span=[whole_run(keep=read_first)],
 )
 def sample_ids(facts: RunFacts) -> Answer:
     """Find samples that are handed out twice before the stream begins anew, and gaps of an ordered stream."""

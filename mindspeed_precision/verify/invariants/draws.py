@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
 from mindspeed_precision.records import Finding, Phase, Role, Severity, TensorRecord
@@ -13,12 +13,23 @@ from mindspeed_precision.verify.invariants.registry import invariant
 from mindspeed_precision.verify.places import Found, in_execution_order
 from mindspeed_precision.verify.registry import Answer
 from mindspeed_precision.verify.run_facts import RunFacts
+from mindspeed_precision.verify.spans import whole_run
+
+
+def _drawn(facts: RunFacts) -> Iterator[tuple[int, TensorRecord]]:
+    """Yield states of generators, and what dropout was given and gave, where elements were kept."""
+    yield from facts.everywhere(Phase.BATCH, Role.RNG)
+    for role in (Role.INPUT, Role.OUTPUT):
+        for rank, record in facts.everywhere(Phase.FPROP, role):
+            if record.payload is not None and record.key.slot == "0" and is_dropout(record):
+                yield rank, record
 
 
 @invariant(
     "rng.became_equal",
     holds="generators that stand at different states on two ranks do not come to stand at one",
     unit="generators x steps",
+    span=[whole_run(keep=_drawn)],
 )
 def stay_apart(facts: RunFacts) -> Answer:
     """Find ranks whose generators differed when a step began, and are equal when the next one does."""
@@ -37,7 +48,7 @@ def stay_apart(facts: RunFacts) -> Answer:
             if ranks:
                 text = f"{slot} differed on ranks {', '.join(map(str, ranks))} when step {before} began"
                 found.append(Found(rank=ranks[0], record=steps[after][ranks[0]], text=text))
-    if len(facts.ranks) == 1:
+    if len(facts.coordinates) == 1:
         return Answer(exercised=0, applies=False)
     masks, alike = _equal_masks(facts)
     looked, found = looked + masks, [*found, *alike]

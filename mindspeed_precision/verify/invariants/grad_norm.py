@@ -14,6 +14,7 @@ from mindspeed_precision.verify.holders import Held, held, reduced_gradients
 from mindspeed_precision.verify.invariants.registry import invariant
 from mindspeed_precision.verify.registry import Answer
 from mindspeed_precision.verify.run_facts import RunFacts
+from mindspeed_precision.verify.spans import each_rank, each_replica, whole_run
 
 _NOT_MEGATRON = (
     "the optimizer is not Megatron's: its loop clips before the optimizer is called, and what it "
@@ -31,10 +32,24 @@ def allowed(elements: int) -> float:
     return min(_LARGEST, 2.0**-24 * (32 + math.sqrt(elements)) / 2)
 
 
+def _distributed(facts: RunFacts) -> bool:
+    """Tell whether a rank has reduced gradients of its own range of the parameters alone."""
+    sections = ("ddp_config", "optimizer_config", "megatron_args")
+    return any(facts.config.get(section, {}).get("use_distributed_optimizer") for section in sections)
+
+
 @invariant(
     "clip.norm_not_of_gradients",
     holds="the gradient norm is the norm of the reduced gradients, each parameter counted once",
     unit="norms",
+    span=[
+        each_replica(when=lambda facts: not _distributed(facts)),
+        whole_run(
+            (Phase.REDUCE, Role.REDUCED_GRAD),
+            (Phase.CLIP, Role.GRAD_NORM),
+            when=_distributed,
+        ),
+    ],
 )
 def norm_counts_each_parameter_once(facts: RunFacts) -> Answer:
     """Put the norms of the reduced gradients together, without copies, and compare each rank's norm."""
@@ -79,8 +94,7 @@ def norm_counts_each_parameter_once(facts: RunFacts) -> Answer:
 def _unusable(facts: RunFacts, found: Sequence[Held], unplaced: set[str]) -> str:
     if unplaced:
         return f"where the shards of {len(unplaced)} parameters sit is not known"
-    where = next(iter(facts.ranks.values())).coordinates
-    if len(facts.ranks) < where.world_size:
+    if facts.missing > 0:
         return "not every rank recorded"
     if not found:
         return "no reduced gradient was recorded"
@@ -203,6 +217,7 @@ def _sets(once: Sequence[Held], tensor: int) -> Mapping[str, list[Held]]:
     "clip.wrong_factor",
     holds="a clipped gradient is the reduced one times min(1, limit / (norm + 1e-6))",
     unit="gradients",
+    span=[each_rank()],
 )
 def gradients_are_clipped_by_the_norm(facts: RunFacts) -> Answer:
     """Compare norms of gradients before and after clipping, by rank, with the factor of the rank's norm."""

@@ -10,6 +10,7 @@ from mindspeed_precision.verify.group_table import ParameterRow, parameter_rows
 from mindspeed_precision.verify.invariants.registry import invariant
 from mindspeed_precision.verify.registry import Answer
 from mindspeed_precision.verify.run_facts import RunFacts
+from mindspeed_precision.verify.spans import whole_run
 
 _SHOWN = 12
 
@@ -19,6 +20,7 @@ _SHOWN = 12
     "optimizer.parameter_twice",
     holds="every trainable parameter is in one parameter group of the optimizer, once",
     unit="trainable parameters",
+    span=[whole_run(effective=True)],
 )
 def groups(facts: RunFacts) -> Answer:
     """Look for parameters that no optimizer has, or that one has twice, over all ranks."""

@@ -10,6 +10,7 @@ from mindspeed_precision.verify.failures import Failure, failure, findings_of
 from mindspeed_precision.verify.invariants.registry import invariant
 from mindspeed_precision.verify.registry import Answer
 from mindspeed_precision.verify.run_facts import RunFacts
+from mindspeed_precision.verify.spans import each_rank
 
 _FIELDS = {"beta1": "adam_beta1", "beta2": "adam_beta2", "eps": "adam_eps", "momentum": "sgd_momentum"}
 _OTHER_OPTIMIZERS = ("muon", "lion", "soap", "sgd")
@@ -23,6 +24,7 @@ _SOURCES = (
     "optimizer.not_as_configured",
     holds="betas, eps and momentum as applied are those that were asked for",
     unit="hyperparameters",
+    span=[each_rank()],
 )
 def numbers_are_as_configured(facts: RunFacts) -> Answer:
     """Compare each number that the optimizer was seen to use with the arguments and its configuration."""
@@ -72,6 +74,7 @@ def _same(one: float | None, two: float) -> bool:
     "optimizer.decay_of_norm_or_bias",
     holds="Megatron's parameter groups decay neither biases nor parameters of one dimension",
     unit="parameters",
+    span=[each_rank()],
 )
 def norms_and_biases_are_not_decayed(facts: RunFacts) -> Answer:
     """Look at the weight decay as applied to each bias and each parameter of one dimension."""

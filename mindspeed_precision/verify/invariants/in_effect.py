@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mindspeed_precision.config import DROP
 from mindspeed_precision.meanings import Effect, load_meanings
-from mindspeed_precision.records import Finding, Phase, RecordKey, Role, Severity
+from mindspeed_precision.records import Finding, Phase, RecordKey, Role, Severity, TensorRecord
 from mindspeed_precision.verify.forwarded import Lost, lost_arguments
 from mindspeed_precision.verify.invariants.registry import invariant
+from mindspeed_precision.verify.partial import Partial
 from mindspeed_precision.verify.registry import Answer
 from mindspeed_precision.verify.run_facts import RunFacts
+from mindspeed_precision.verify.spans import each_rank, whole_run
 
 _ID = "config.not_in_effect"
 _NUMERICALLY = 1e-6
@@ -27,21 +29,42 @@ _REMEDY = (
 )
 
 
+def _a_call(facts: RunFacts) -> Iterator[tuple[int, TensorRecord]]:
+    """Yield a call that was recomputed, or, where none was, the first."""
+    calls = list(facts.everywhere(Phase.FPROP, Role.OUTPUT))
+    again = next((one for one in calls if one[1].key.recomputed), None)
+    yield from calls[:1] if again is None else [again]
+
+
 @invariant(
     _ID,
     holds="every argument has its value in the configuration objects, modules and groups that use it",
     unit="arguments and numbers",
+    span=[
+        whole_run(effective=True, ask=lambda facts: _answer(facts, _modules, configured=True)),
+        each_rank(lambda facts: _answer(facts, _decayed)),
+        whole_run(keep=_a_call, ask=lambda facts: _answer(facts, _recomputed)),
+    ],
 )
 def in_effect(facts: RunFacts) -> Answer:
     """Compare what was asked for with what the run's objects hold, and with what the optimizer applied."""
-    looked, lost, skipped = lost_arguments(facts.config)
-    findings = [_lost(one) for one in lost]
-    for check in (_decayed, _modules, _recomputed):
+    return _answer(facts, _decayed, _modules, _recomputed, configured=True)
+
+
+def _answer(
+    facts: RunFacts, *checks: Callable[[RunFacts], tuple[int, Sequence[Finding]]], configured: bool = False
+) -> Answer:
+    looked, skipped = 0, ""
+    findings: list[Finding] = []
+    if configured:
+        looked, lost, skipped = lost_arguments(facts.config)
+        findings += map(_lost, lost)
+    for check in checks:
         count, found = check(facts)
         looked += count
         findings += found
-    if not looked:
-        skipped = skipped or "the run recorded no arguments and no configuration objects"
+    if configured and not looked:
+        skipped = skipped or "no arguments and no configuration objects were recorded"
     return Answer(exercised=looked, findings=tuple(findings), skipped=skipped)
 
 
@@ -73,15 +96,15 @@ def _number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _decayed(facts: RunFacts) -> tuple[int, list[Finding]]:
+def _decayed(facts: RunFacts) -> tuple[int, list[Partial]]:
     """Compare the weight decay of every step with what was asked for, times the group's multiplier."""
     asked = requested_decay(facts.config)
     if asked is None:
         return 0, []
     multipliers = _multipliers(facts)
-    apart: dict[tuple[float, float], dict[str, RecordKey]] = defaultdict(dict)
+    apart: dict[tuple[float, float], dict[str, tuple[int, TensorRecord]]] = defaultdict(dict)
     looked = 0
-    for _, record in facts.everywhere(Phase.OPTIMIZER, Role.HYPERPARAMETER):
+    for rank, record in facts.everywhere(Phase.OPTIMIZER, Role.HYPERPARAMETER):
         key, value = record.key, record.value
         if key.slot != "weight_decay" or value is None:
             continue
@@ -91,7 +114,7 @@ def _decayed(facts: RunFacts) -> tuple[int, list[Finding]]:
         looked += 1
         expected = asked * (1.0 if multiplier is None else multiplier)
         if not math.isclose(value, expected, rel_tol=_NUMERICALLY, abs_tol=1e-300):
-            apart[value, expected].setdefault(key.fqn, key)
+            apart[value, expected].setdefault(key.fqn, (rank, record))
     return looked, [_not_applied(value, expected, found) for (value, expected), found in apart.items()]
 
 
@@ -106,9 +129,10 @@ def _multipliers(facts: RunFacts) -> dict[str, float]:
     return found
 
 
-def _not_applied(value: float, expected: float, found: Mapping[str, RecordKey]) -> Finding:
-    first = min(found.values(), key=lambda key: key.step)
-    return Finding(
+def _not_applied(value: float, expected: float, found: Mapping[str, tuple[int, TensorRecord]]) -> Partial:
+    rank, record = min(found.values(), key=lambda one: one[1].key.step)
+    first = record.key
+    return Partial(
         id=_ID,
         severity=Severity.ERROR,
         confidence=0.95,
@@ -116,6 +140,8 @@ def _not_applied(value: float, expected: float, found: Mapping[str, RecordKey]) 
         evidence=(f"first: step {first.step}, {first.fqn}", f"{len(found)} parameters"),
         remedy=_REMEDY,
         where=first,
+        order=(first.step, rank, record.seq),
+        kind=f"{value:.8g} {expected:.8g}",
     )
 
 
@@ -183,15 +209,16 @@ def _recomputed(facts: RunFacts) -> tuple[int, list[Finding]]:
     if not asked or not capture.get("modules", False) or dropped:
         return 0, []
     calls = [record.key for _, record in facts.everywhere(Phase.FPROP, Role.OUTPUT)]
+    number = facts.kinds.get((Phase.FPROP, Role.OUTPUT), 0)
     if not calls or any(key.recomputed for key in calls):
-        return len(calls), []
-    return len(calls), [
+        return number, []
+    return number, [
         Finding(
             id=_ID,
             severity=Severity.WARNING,
             confidence=0.7,
             title="recomputation of every layer was asked for, and no module was called again",
-            evidence=(f"recompute_granularity=full; {len(calls)} calls, none inside a backward pass",),
+            evidence=(f"recompute_granularity=full; {number} calls, none inside a backward pass",),
             remedy=_REMEDY,
             where=calls[0],
         )

@@ -8,9 +8,11 @@ from collections.abc import Iterable
 from mindspeed_precision.counting import count
 from mindspeed_precision.records import Finding, Layout, Phase, RecordKey, Role, Severity, TensorRecord
 from mindspeed_precision.verify.invariants.registry import invariant
-from mindspeed_precision.verify.places import Found, in_execution_order, of_collective
+from mindspeed_precision.verify.partial import Partial
+from mindspeed_precision.verify.places import Found, in_execution_order, of_collective, seen_first
 from mindspeed_precision.verify.registry import Answer
 from mindspeed_precision.verify.run_facts import RunFacts
+from mindspeed_precision.verify.spans import each_rank, each_stage
 
 _OF_COLLECTIVES = (
     (Phase.FPROP, Role.INPUT),
@@ -26,6 +28,7 @@ _OF_COLLECTIVES = (
     "layout.collective_operand",
     holds="what collectives read and write lies densely in memory, each element once",
     unit="operands",
+    span=[each_rank()],
 )
 def collective_operands(facts: RunFacts) -> Answer:
     """Find operands of collectives that have gaps, another order, or elements that share memory."""
@@ -68,6 +71,7 @@ def _flaw(record: TensorRecord) -> str:
     "layout.differs_between_ranks",
     holds="the operands of one GEMM of dW lie alike in memory on all ranks",
     unit="operands with counterparts",
+    span=[each_stage((Phase.WGRAD, Role.INPUT), (Phase.WGRAD, Role.GRAD_OUTPUT))],
 )
 def operands_alike(facts: RunFacts) -> Answer:
     """Compare the order of strides of each operand over the ranks that have one of its name."""
@@ -84,7 +88,7 @@ def operands_alike(facts: RunFacts) -> Answer:
             text = "; ".join(f"rank {m.rank}: strides {list(_stride(m.record))}" for m in members[:4])
             found.append(Found(rank=members[0].rank, record=members[0].record, text=text))
     if not found:
-        alone = len(facts.ranks) == 1
+        alone = len(facts.coordinates) == 1
         return Answer(
             exercised=len(several),
             applies=not alone,
@@ -123,12 +127,12 @@ def _order(record: TensorRecord) -> tuple[object, ...]:
     )
 
 
-def _warning(facts: RunFacts, id_: str, title: str, found: Iterable[Found], remedy: str) -> Finding:
+def _warning(facts: RunFacts, id_: str, title: str, found: Iterable[Found], remedy: str) -> Partial:
     ordered = in_execution_order(facts, found)
     first = ordered[0]
     names = sorted({one.record.key.fqn or "(model)" for one in ordered})
     shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-    return Finding(
+    finding = Finding(
         id=id_,
         severity=Severity.WARNING,
         confidence=0.6,
@@ -140,3 +144,4 @@ def _warning(facts: RunFacts, id_: str, title: str, found: Iterable[Found], reme
         remedy=remedy,
         where=first.record.key,
     )
+    return seen_first(first, facts, finding, count=len(ordered))

@@ -19,6 +19,7 @@ from mindspeed_precision.verify.recomputation.exact import Exact, Left, summed
 from mindspeed_precision.verify.recomputation.judging import against
 from mindspeed_precision.verify.registry import Answer
 from mindspeed_precision.verify.run_facts import RunFacts
+from mindspeed_precision.verify.spans import each_replica
 
 _MOST = 1 << 26
 """Logits of one microbatch above which they are left out."""
@@ -47,6 +48,7 @@ class _Prediction:
     "loss.not_of_logits",
     holds="token losses are the cross entropy of the logits and the labels over the whole vocabulary",
     unit="microbatches",
+    span=[each_replica()],
 )
 def of_logits(facts: RunFacts) -> Answer:
     """Compute the token losses anew."""
@@ -64,6 +66,7 @@ def of_logits(facts: RunFacts) -> Answer:
     "loss.gradient_not_of_logits",
     holds="the gradient of the logits is (softmax - label) times that of the token loss",
     unit="microbatches",
+    span=[each_replica()],
 )
 def gradient_of_logits(facts: RunFacts) -> Answer:
     """Compute the gradient of the logits anew."""

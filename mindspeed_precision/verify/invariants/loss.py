@@ -8,10 +8,11 @@ from dataclasses import replace
 
 from mindspeed_precision.records import Finding, Severity
 from mindspeed_precision.verify.invariants.registry import invariant
-from mindspeed_precision.verify.loss_terms import MicrobatchLoss, microbatch_losses, step_losses
-from mindspeed_precision.verify.places import Found, in_execution_order
+from mindspeed_precision.verify.loss_terms import MicrobatchLoss, loss_records, microbatch_losses, step_losses
+from mindspeed_precision.verify.places import Found, in_execution_order, seen_first
 from mindspeed_precision.verify.registry import Answer
 from mindspeed_precision.verify.run_facts import RunFacts
+from mindspeed_precision.verify.spans import each_rank, whole_run
 
 UNEVEN = 1.05
 """How many times as many tokens one microbatch must have as another before it is worth a word."""
@@ -23,6 +24,7 @@ _STEP_TOLERANCE = 1e-4
     "loss.not_of_token_losses",
     holds="the loss of a microbatch is the sum, or the mean, of its token losses under the loss mask",
     unit="microbatches",
+    span=[each_rank()],
 )
 def of_token_losses(facts: RunFacts) -> Answer:
     """Compare what the loss function gave with the token losses that the model gave."""
@@ -76,6 +78,7 @@ def _off_sum(term: MicrobatchLoss, ratio: float) -> str:
     "loss.gradient_scaled",
     holds="each token loss gets the gradient 1 / (tokens x microbatches), or 1, times the loss scale",
     unit="microbatches",
+    span=[each_rank()],
 )
 def gradient_scaled(facts: RunFacts) -> Answer:
     """Compare the gradient that enters the model with the normaliser."""
@@ -122,9 +125,8 @@ def _loss_scales(facts: RunFacts, factor: float, step: int) -> Iterator[float]:
     """
     config = facts.config.get("optimizer_config", {})
     static = config.get("loss_scale")
-    half = any(p.dtype == "float16" for rank in facts.ranks for p in facts.parameters(rank).values())
     begun = _begins_with(facts)
-    if half and not static and begun is not None:
+    if facts.half and not static and begun is not None:
         initial, window = begun
         turns = round(math.log2(factor / initial)) if factor > 0 else -step - 1
         if -step <= turns <= math.ceil(step / window):
@@ -133,7 +135,7 @@ def _loss_scales(facts: RunFacts, factor: float, step: int) -> Iterator[float]:
     yield 1.0
     if isinstance(static, (int, float)):
         yield float(static)
-    if half and factor >= 1:
+    if facts.half and factor >= 1:
         yield 2.0 ** round(math.log2(factor))
 
 
@@ -158,6 +160,7 @@ def _off_factor(term: MicrobatchLoss, factor: float) -> str:
     "loss.microbatches_weighted_unequally",
     holds="a token of one microbatch weighs as much as one of another, in one step",
     unit="steps",
+    span=[whole_run(keep=loss_records)],
 )
 def weighted_alike(facts: RunFacts) -> Answer:
     """Find steps in which each microbatch is a mean of its own, over other numbers of tokens."""
@@ -210,6 +213,7 @@ def _unequal(facts: RunFacts, terms: Sequence[MicrobatchLoss]) -> Found | None:
     "loss.step_not_the_mean",
     holds="the loss of a step is the mean of those of its microbatches, by token or by microbatch",
     unit="steps",
+    span=[whole_run(keep=loss_records)],
 )
 def step_is_the_mean(facts: RunFacts) -> Answer:
     """Compare the loss that is logged with those that the loss function gave."""
@@ -259,4 +263,8 @@ def _answer(
         remedy=remedy,
         where=first.record.key,
     )
-    return Answer(exercised=len(known), failed=len(found), findings=(finding,))
+    return Answer(
+        exercised=len(known),
+        failed=len(found),
+        findings=(seen_first(first, facts, finding, count=len(found)),),
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from mindspeed_precision.verify.places import Found, in_execution_order
 from mindspeed_precision.verify.recomputation.calls import calls_of, elements
 from mindspeed_precision.verify.registry import Answer
 from mindspeed_precision.verify.run_facts import RunFacts
+from mindspeed_precision.verify.spans import each_stage, whole_run
 
 _OWN = ("running_mean", "running_var", "num_batches_tracked")
 """Buffers of which each data-parallel rank has its own, by the definition of the module."""
@@ -21,10 +23,32 @@ _OWN = ("running_mean", "running_var", "num_batches_tracked")
 _BIAS = "expert_bias"
 
 
+def _persistent(facts: RunFacts) -> Iterator[tuple[int, TensorRecord]]:
+    for phase in (Phase.INIT, Phase.OPTIMIZER):
+        for rank, record in facts.everywhere(phase, Role.BUFFER):
+            if record.key.slot == PERSISTENT:
+                yield rank, record
+
+
+def _routed(facts: RunFacts) -> Iterator[tuple[int, TensorRecord]]:
+    """Yield the biases of routers, and the routing maps of those that have one."""
+    layers: set[str] = set()
+    for phase in (Phase.INIT, Phase.OPTIMIZER):
+        for rank, record in facts.everywhere(phase, Role.BUFFER):
+            layer, _, name = record.key.fqn.rpartition(".")
+            if name == _BIAS:
+                layers.add(layer)
+                yield rank, record
+    for rank, record in facts.everywhere(Phase.FPROP, Role.OUTPUT) if layers else ():
+        if record.key.slot == "1" and record.key.fqn in layers:
+            yield rank, record
+
+
 @invariant(
     "buffers.copies_differ",
     holds="a buffer that a checkpoint holds once has the same bits on every rank that has a copy of it",
     unit="buffers with copies",
+    span=[whole_run((Phase.INIT, Role.BUFFER), (Phase.OPTIMIZER, Role.BUFFER), keep=_persistent)],
 )
 def copies(facts: RunFacts) -> Answer:
     """Compare persistent buffers over data-parallel and context-parallel ranks; of routers over TP, too."""
@@ -47,7 +71,7 @@ def copies(facts: RunFacts) -> Answer:
             ranks = ", ".join(str(rank) for rank, _ in members)
             text = f"{len(bits)} different contents on ranks {ranks}"
             failures.append(failure(first.record, first.rank, text))
-    alone = len(facts.ranks) == 1
+    alone = len(facts.coordinates) == 1
     return Answer(
         exercised=len(groups),
         findings=findings_of(
@@ -84,6 +108,14 @@ def _copy_of(where: RankCoordinates, record: TensorRecord) -> tuple[object, ...]
     holds="a router's bias begins at 0, and each step moves it by the rate, up for an expert with too few "
     "tokens and down for one that had too many, in float32",
     unit="biases",
+    span=[
+        each_stage(
+            (Phase.INIT, Role.BUFFER),
+            (Phase.OPTIMIZER, Role.BUFFER),
+            (Phase.FPROP, Role.OUTPUT),
+            keep=_routed,
+        )
+    ],
 )
 def expert_bias(facts: RunFacts) -> Answer:
     """Compute each router's bias after a step from that before it and from the step's routing maps."""

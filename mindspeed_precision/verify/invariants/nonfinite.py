@@ -9,9 +9,11 @@ from itertools import pairwise
 
 from mindspeed_precision.records import Finding, Phase, RecordKey, Role, Severity, TensorRecord
 from mindspeed_precision.verify.invariants.registry import invariant
-from mindspeed_precision.verify.places import Found, in_execution_order, of_collective, steps_text
+from mindspeed_precision.verify.partial import Partial
+from mindspeed_precision.verify.places import Found, in_execution_order, of_collective, seen_first, steps_text
 from mindspeed_precision.verify.registry import Answer
 from mindspeed_precision.verify.run_facts import RunFacts
+from mindspeed_precision.verify.spans import each_rank
 
 _BACKWARD = frozenset({Phase.DGRAD, Phase.WGRAD, Phase.ACCUMULATE, Phase.REDUCE, Phase.CLIP})
 _OF_PARAMETERS = frozenset({Role.PARAM, Role.MASTER_PARAM, Role.EXP_AVG, Role.EXP_AVG_SQ})
@@ -21,6 +23,7 @@ _OF_PARAMETERS = frozenset({Role.PARAM, Role.MASTER_PARAM, Role.EXP_AVG, Role.EX
     "nonfinite.first",
     holds="no number is NaN or infinite, but gradients of a step that fp16's loss scaling skips",
     unit="tensors",
+    span=[each_rank()],
 )
 def first_nonfinite(facts: RunFacts) -> Answer:
     """Name the first tensor with NaN or Inf, in the order in which the whole model runs."""
@@ -45,7 +48,11 @@ def first_nonfinite(facts: RunFacts) -> Answer:
     ordered = in_execution_order(facts, found)
     first = ordered[0]
     ranks = sorted({one.rank for one in ordered if one.record.key == first.record.key})
-    return Answer(exercised=looked, failed=len(found), findings=(_first(first, ranks, len(found)),))
+    return Answer(
+        exercised=looked,
+        failed=len(found),
+        findings=(seen_first(first, facts, _first(first, ranks, len(found)), count=len(found)),),
+    )
 
 
 def _first(first: Found, ranks: Sequence[int], count: int) -> Finding:
@@ -91,21 +98,12 @@ def _skipped_steps(facts: RunFacts) -> frozenset[int]:
 
     It was called and updated nothing, or it was not recorded, or the step did not end.
     """
-    ranks = facts.ranks.values()
-    steps = {r.key.step for rank in ranks for r in (*rank.records, *rank.unfinished)}
-    updated = {r.key.step for _, r in facts.everywhere(Phase.OPTIMIZER, Role.HYPERPARAMETER)}
-    return frozenset(steps - updated) if _scales_its_loss(facts) else frozenset()
+    return facts.begun - facts.updated if facts.half else frozenset()
 
 
 def _unknown_updates(facts: RunFacts) -> bool:
     """Tell whether skipped steps are not known: float16 was trained, and the optimizer not recorded."""
-    seen = any(True for _ in facts.everywhere(Phase.OPTIMIZER, Role.PARAM))
-    return _scales_its_loss(facts) and not seen
-
-
-def _scales_its_loss(facts: RunFacts) -> bool:
-    """Tell whether gradients may overflow, for which the step is then skipped: float16."""
-    return any(p.dtype == "float16" for rank in facts.ranks for p in facts.parameters(rank).values())
+    return facts.half and not facts.kinds.get((Phase.OPTIMIZER, Role.PARAM))
 
 
 LARGEST = {
@@ -134,10 +132,22 @@ def _limit(dtype: str) -> float | None:
     return LARGEST[dtype] / _NEAR[dtype] if dtype in _NEAR else math.sqrt(LARGEST[dtype]) / _SQUARE
 
 
+_NEAR_IT = "is near"
+
+
+def _growing_where_none_is_near(
+    findings: Sequence[Partial], exercised: int, failed: int
+) -> tuple[Sequence[Partial], int]:
+    near = [one for one in findings if one.kind == _NEAR_IT]
+    return (near, sum(one.count for one in near)) if near else (findings, failed)
+
+
 @invariant(
     "nonfinite.near_overflow",
     holds="activations, parameters and gradients are far from the largest number of their type, and stay so",
     unit="tensors",
+    span=[each_rank()],
+    settle=_growing_where_none_is_near,
 )
 def near_overflow(facts: RunFacts) -> Answer:
     """Find numbers that are near the largest one of their type, or will be if they grow on as they do."""
@@ -155,12 +165,10 @@ def near_overflow(facts: RunFacts) -> Answer:
             place = rank, key.phase, key.fqn, key.role, key.slot
             if size > sizes[place].get(key.step, (-1.0, record))[0]:
                 sizes[place][key.step] = size, record
-    growing = (
-        [] if near else [found for place, steps in sizes.items() if (found := _growing(place[0], steps))]
-    )
+    growing = [found for place, steps in sizes.items() if (found := _growing(place[0], steps))]
     findings = [
         _overflow(facts, found, what)
-        for found, what in ((near, "is near"), (growing, "grows towards"))
+        for found, what in ((near, _NEAR_IT), (growing, "grows towards"))
         if found
     ]
     skipped = "" if looked else "no statistics were recorded (capture.level=statistics)"
@@ -202,10 +210,10 @@ def _growing(rank: int, steps: dict[int, tuple[float, TensorRecord]]) -> Found |
     return Found(rank=rank, record=record, text=text, number=size)
 
 
-def _overflow(facts: RunFacts, found: Sequence[Found], what: str) -> Finding:
+def _overflow(facts: RunFacts, found: Sequence[Found], what: str) -> Partial:
     first, largest = in_execution_order(facts, found)[0], max(found, key=lambda one: one.number)
     key = first.record.key
-    return Finding(
+    finding = Finding(
         id="nonfinite.near_overflow",
         severity=Severity.WARNING,
         confidence=0.7,
@@ -218,3 +226,4 @@ def _overflow(facts: RunFacts, found: Sequence[Found], what: str) -> Finding:
         remedy="use bfloat16 or float32 there, a smaller learning rate, or look at what makes it grow",
         where=key,
     )
+    return seen_first(first, facts, finding, count=len(found), kind=what)

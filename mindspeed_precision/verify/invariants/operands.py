@@ -12,6 +12,7 @@ from mindspeed_precision.verify.recomputation.calls import ModuleCall, calls_of,
 from mindspeed_precision.verify.recomputation.linear import KINDS
 from mindspeed_precision.verify.registry import Answer
 from mindspeed_precision.verify.run_facts import RunFacts
+from mindspeed_precision.verify.spans import each_rank
 
 _ID = "wgrad.operand_not_received"
 
@@ -20,6 +21,7 @@ _ID = "wgrad.operand_not_received"
     _ID,
     holds="the operands of dW's GEMM are what the module received and the gradient of what it gave",
     unit="operands",
+    span=[each_rank()],
 )
 def operands(facts: RunFacts) -> Answer:
     """Compare the bits of each operand with those of the module's own tensors."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from mindspeed_precision.records import Finding
 from mindspeed_precision.verify.failures import Failure, failure, findings_of
 from mindspeed_precision.verify.invariants.registry import invariant
+from mindspeed_precision.verify.partial import Partial
 from mindspeed_precision.verify.recomputation.attention import attention
 from mindspeed_precision.verify.recomputation.embedding import embedding_gradients, embeddings
 from mindspeed_precision.verify.recomputation.exact import Exact, Left
@@ -16,9 +16,15 @@ from mindspeed_precision.verify.recomputation.linear import Product, products
 from mindspeed_precision.verify.recomputation.pointwise import activations, norms, rotary, rotary_tables
 from mindspeed_precision.verify.registry import Answer
 from mindspeed_precision.verify.run_facts import RunFacts
+from mindspeed_precision.verify.spans import each_replica
 
 _Result = Exact | Product | Left
 _NEEDS = "elements of what modules receive and give, and of parameters (capture.level=tensor)"
+
+
+def _one_place(findings: Sequence[Partial], exercised: int, failed: int) -> tuple[Sequence[Partial], int]:
+    """Keep one of several kinds that begin at one place."""
+    return findings[:1] if len({one.where for one in findings}) == 1 else findings, failed
 
 
 @invariant(
@@ -26,6 +32,8 @@ _NEEDS = "elements of what modules receive and give, and of parameters (capture.
     holds="a linear, norm, embedding, activation, rotation or attention gives what its inputs make, computed "
     "in float64, but for rounding",
     unit="calls",
+    span=[each_replica()],
+    settle=_one_place,
 )
 def forward(facts: RunFacts) -> Answer:
     """Compute what modules gave anew."""
@@ -53,6 +61,8 @@ def forward(facts: RunFacts) -> Answer:
     "dgrad.not_of_its_inputs",
     holds="a linear or attention sends back what the gradient that it got makes in float64, but for rounding",
     unit="gradients",
+    span=[each_replica()],
+    settle=_one_place,
 )
 def backward(facts: RunFacts) -> Answer:
     """Compute gradients of inputs anew."""
@@ -74,6 +84,8 @@ def backward(facts: RunFacts) -> Answer:
     "wgrad.not_of_its_tokens",
     holds="dW of a word embedding is the sum of the gradients of each token, and of a tied output layer",
     unit="gradients",
+    span=[each_replica()],
+    settle=_one_place,
 )
 def of_embeddings(facts: RunFacts) -> Answer:
     """Add the gradients of the tokens up anew."""
@@ -110,11 +122,10 @@ def _answer(
         exercised += 1
         if judged is not None:
             failures.append(judged)
-    findings: tuple[Finding, ...] = findings_of(failures, id=id_, title=title, remedy=remedy)
     skipped = "; ".join(f"{count} {why}" for why, count in left.most_common())
     return Answer(
         exercised=exercised,
-        findings=findings[:1] if len({one.where for one in findings}) == 1 else findings,
+        findings=findings_of(failures, id=id_, title=title, remedy=remedy),
         failed=len(failures),
         skipped=skipped or ("" if exercised else f"it needs {_NEEDS}"),
     )

@@ -16,6 +16,7 @@ from mindspeed_precision.verify.moment_sums import wrong_sum
 from mindspeed_precision.verify.momentum_buffers import momentum
 from mindspeed_precision.verify.registry import Answer
 from mindspeed_precision.verify.run_facts import RunFacts
+from mindspeed_precision.verify.spans import each_rank
 from mindspeed_precision.verify.update_elements import (
     MOMENTS,
     NEEDS,
@@ -32,6 +33,7 @@ from mindspeed_precision.verify.updates import Update
     "optimizer.state_not_recomputed",
     holds="moments and momentum after a step are what their own values before it and the gradient give",
     unit="moments",
+    span=[each_rank()],
 )
 def moments_are_recomputed(facts: RunFacts) -> Answer:
     """Compute both moments of every update anew."""

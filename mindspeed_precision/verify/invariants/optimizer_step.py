@@ -15,6 +15,7 @@ from mindspeed_precision.verify.failures import Failure, failure, findings_of
 from mindspeed_precision.verify.invariants.registry import invariant
 from mindspeed_precision.verify.registry import Answer
 from mindspeed_precision.verify.run_facts import RunFacts
+from mindspeed_precision.verify.spans import each_rank
 from mindspeed_precision.verify.update_elements import (
     MOMENTS,
     NEEDS,
@@ -34,6 +35,7 @@ _COUNT = "the step counter in the bias correction"
     "optimizer.step_counter",
     holds="a parameter after a step is what the optimizer's formula gives in float64 from its inputs",
     unit="updates",
+    span=[each_rank()],
 )
 def parameters_are_recomputed(facts: RunFacts) -> Answer:
     """Compute every parameter anew, from the moments as they were recorded after the step."""

@@ -9,10 +9,12 @@ from functools import partial
 from mindspeed_precision.record.process_group import ranks_of_note
 from mindspeed_precision.records import Finding, Phase, RankCoordinates, Role, Severity, TensorRecord
 from mindspeed_precision.verify.invariants.registry import invariant
-from mindspeed_precision.verify.places import Found, in_execution_order, of_collective
+from mindspeed_precision.verify.partial import Partial
+from mindspeed_precision.verify.places import Found, in_execution_order, of_collective, seen_first
 from mindspeed_precision.verify.process_groups import Flaw, grid_of
 from mindspeed_precision.verify.registry import Answer
 from mindspeed_precision.verify.run_facts import RunFacts
+from mindspeed_precision.verify.spans import each_rank
 
 _GIVEN = ((Phase.FPROP, Role.INPUT), (Phase.DGRAD, Role.GRAD_OUTPUT), (Phase.REDUCE, Role.MAIN_GRAD))
 _SPLITTING = (
@@ -31,10 +33,11 @@ _SPLITTING = (
     "parallel.foreign_group",
     holds="collectives work on groups that the parallel layout has",
     unit="collectives",
+    span=[each_rank()],
 )
 def groups_of_the_layout(facts: RunFacts) -> Answer:
     """Judge the group of every collective that was recorded with one."""
-    coordinates = {number: rank.coordinates for number, rank in facts.ranks.items()}
+    coordinates = facts.coordinates
     if max(where.world_size for where in coordinates.values()) == 1:
         return Answer(exercised=0, applies=False)
     grid = grid_of(coordinates, _expert_tensor(facts))
@@ -48,7 +51,7 @@ def groups_of_the_layout(facts: RunFacts) -> Answer:
         if not group:
             left["their group was not recorded"] += 1
             continue
-        if not facts.ranks.keys() >= set(group):
+        if not coordinates.keys() >= set(group):
             left["their group has ranks that the world does not have"] += 1
             continue
         text, flaw = facts.once(("group", group), partial(grid.judge, group))
@@ -103,13 +106,13 @@ def _lawful(facts: RunFacts) -> Mapping[Flaw | None, str]:
     return {}
 
 
-def _finding(facts: RunFacts, found: list[Found], severity: Severity) -> Finding:
+def _finding(facts: RunFacts, found: list[Found], severity: Severity) -> Partial:
     ordered = in_execution_order(facts, found)
     first = ordered[0]
     part = severity is Severity.WARNING
     what = "a part of a group of the layout" if part else "a group that the layout does not have"
     where = facts.ranks[first.rank].coordinates
-    return Finding(
+    finding = Finding(
         id="parallel.foreign_group",
         severity=severity,
         confidence=0.7 if part else 0.9,
@@ -122,6 +125,7 @@ def _finding(facts: RunFacts, found: list[Found], severity: Severity) -> Finding
         remedy="hand the collective the group of megatron.core.parallel_state that it is meant for",
         where=first.record.key,
     )
+    return seen_first(first, facts, finding, count=len(ordered), kind=severity.value)
 
 
 def _sizes(where: RankCoordinates) -> str:

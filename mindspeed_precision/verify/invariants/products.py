@@ -17,6 +17,7 @@ from mindspeed_precision.verify.invariants.registry import invariant
 from mindspeed_precision.verify.recomputation.exact import underflow
 from mindspeed_precision.verify.registry import Answer
 from mindspeed_precision.verify.run_facts import RunFacts
+from mindspeed_precision.verify.spans import each_rank
 
 PRODUCT = "product"
 """Slot of what ``capture.verify_products`` found while training: the worst residual over its bound."""
@@ -26,6 +27,7 @@ PRODUCT = "product"
     "wgrad.not_the_product",
     holds="dW is grad_output.T @ input of its own operands, to rounding",
     unit="products",
+    span=[each_rank()],
 )
 def wgrad_is_a_product(facts: RunFacts) -> Answer:
     """Try random signs on kept elements; else read what was tried while training."""
@@ -125,6 +127,7 @@ def _text(found: Excess) -> str:
     "wgrad.changed_on_the_way",
     holds="dW reaches its parameter with the bits that the GEMM gave it",
     unit="products",
+    span=[each_rank()],
 )
 def wgrad_arrives_as_made(facts: RunFacts) -> Answer:
     """Compare the fingerprint of a GEMM's dW with that of the dW that its parameter got."""
@@ -217,6 +220,7 @@ def _named(factor: float, rest: float, found: str) -> tuple[str, str]:
     "wgrad.added_twice",
     holds="a fused GEMM adds the dW of a call to main_grad once",
     unit="fused products",
+    span=[each_rank()],
 )
 def fused_gemm_runs_once(facts: RunFacts) -> Answer:
     """Look for two fused products of one call of one module with operands of the same bits."""

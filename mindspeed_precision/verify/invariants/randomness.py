@@ -9,9 +9,11 @@ from itertools import pairwise
 from mindspeed_precision.dump.reported import reported_entries, reported_finding
 from mindspeed_precision.records import Finding, Phase, RankCoordinates, Role, Severity, TensorRecord
 from mindspeed_precision.verify.invariants.registry import invariant
-from mindspeed_precision.verify.places import Found, in_execution_order, steps_text, tensor_group
+from mindspeed_precision.verify.partial import Partial
+from mindspeed_precision.verify.places import Found, in_execution_order, seen_first, steps_text, tensor_group
 from mindspeed_precision.verify.registry import Answer
 from mindspeed_precision.verify.run_facts import RunFacts
+from mindspeed_precision.verify.spans import each_rank, whole_run
 
 ALIKE = ("data-parallel-rng", "cuda", "npu")
 """Generators from which a tensor-parallel group draws for tensors that all its ranks have whole."""
@@ -27,6 +29,7 @@ _EXPERTS = "expert-parallel-rng"
     "rng.equal_in_tensor_group",
     holds="generators that are drawn from are equal over TP for whole tensors, and differ for split ones",
     unit="states",
+    span=[whole_run((Phase.BATCH, Role.RNG))],
 )
 def tensor_group_states(facts: RunFacts) -> Answer:
     """Compare the states of generators that a step draws from, over each tensor-parallel group."""
@@ -134,19 +137,36 @@ def _finding(
     )
 
 
+_DEAD, _STILL = "a module", "a generator"
+
+
+def _generators_where_no_module_shows_it(
+    findings: Sequence[Partial], exercised: int, failed: int
+) -> tuple[Sequence[Partial], int]:
+    dead = [one for one in findings if one.kind == _DEAD]
+    return (dead, sum(one.count for one in dead)) if dead else (findings, failed)
+
+
 @invariant(
     "rng.dropout_stopped",
     holds="what draws random numbers in one step of training draws them in every later one",
     unit="generators and dropout modules",
+    span=[each_rank()],
+    settle=_generators_where_no_module_shows_it,
 )
 def dropout_stopped(facts: RunFacts) -> Answer:
     """Find dropout that was on and is off: a module that passes its input on, a generator at rest."""
     modules, dead = _dropout_modules(facts)
     drawn, still = _still_generators(facts)
     looked = modules + drawn
-    found = in_execution_order(facts, dead) or in_execution_order(facts, still)
-    if not found:
-        return Answer(exercised=looked, applies=looked > 0)
+    findings = tuple(
+        _stopped(facts, found, kind) for found, kind in ((dead, _DEAD), (still, _STILL)) if found
+    )
+    return Answer(exercised=looked, applies=looked > 0, failed=len(dead) + len(still), findings=findings)
+
+
+def _stopped(facts: RunFacts, places: Sequence[Found], kind: str) -> Partial:
+    found = in_execution_order(facts, places)
     first = found[0]
     finding = Finding(
         id="rng.dropout_stopped",
@@ -158,7 +178,7 @@ def dropout_stopped(facts: RunFacts) -> Answer:
         "no assignment to dropout.p",
         where=first.record.key,
     )
-    return Answer(exercised=looked, failed=len(found), findings=(finding,))
+    return seen_first(first, facts, finding, count=len(found), kind=kind)
 
 
 def _dropout_modules(facts: RunFacts) -> tuple[int, list[Found]]:
@@ -216,6 +236,7 @@ def _still_generators(facts: RunFacts) -> tuple[int, list[Found]]:
     "rng.moved_between_steps",
     holds="nothing between two steps (an evaluation) draws from the generators of training",
     unit="steps",
+    span=[whole_run((Phase.BATCH, Role.RNG))],
 )
 def resting_between_steps(facts: RunFacts) -> Answer:
     """Repeat what the run noticed of its own generators, between the end of a step and the next one."""

@@ -13,6 +13,7 @@ from mindspeed_precision.verify.invariants.registry import invariant
 from mindspeed_precision.verify.registry import Answer
 from mindspeed_precision.verify.run_facts import RunFacts
 from mindspeed_precision.verify.schedule import Schedule, curves_of, schedule_of
+from mindspeed_precision.verify.spans import each_rank
 from mindspeed_precision.verify.updates import Update, updates
 
 SCHEDULE = "schedule"
@@ -52,6 +53,7 @@ def _stepped(facts: RunFacts, rank: int) -> dict[int, _Stepped]:
     "schedule.stepped_wrongly",
     holds="the schedule is stepped once by each step that updates, and by nothing else",
     unit="steps",
+    span=[each_rank()],
 )
 def schedule_is_stepped_once(facts: RunFacts) -> Answer:
     """Follow the schedule's count through the steps; it must go with the optimizer's."""
@@ -147,6 +149,7 @@ def schedules(facts: RunFacts) -> tuple[Schedule | None, Schedule | None]:
     "schedule.weight_decay",
     holds="each step uses the learning rate and the weight decay that the schedule gives at its count",
     unit="updates",
+    span=[each_rank()],
 )
 def numbers_are_as_scheduled(facts: RunFacts) -> Answer:
     """Compute the schedule at the count of each step and compare what the optimizer used."""

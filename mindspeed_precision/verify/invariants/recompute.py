@@ -7,15 +7,17 @@ from dataclasses import replace
 
 from mindspeed_precision.records import Finding, Phase, Role, Severity, TensorRecord
 from mindspeed_precision.verify.invariants.registry import invariant
-from mindspeed_precision.verify.places import Found, in_execution_order, of_collective
+from mindspeed_precision.verify.places import Found, in_execution_order, of_collective, seen_first
 from mindspeed_precision.verify.registry import Answer
 from mindspeed_precision.verify.run_facts import RunFacts
+from mindspeed_precision.verify.spans import each_rank
 
 
 @invariant(
     "fprop.recomputed_differs",
     holds="a recomputed activation has the bits that it had in the forward pass",
     unit="recomputed tensors",
+    span=[each_rank()],
 )
 def recomputed_equals_first(facts: RunFacts) -> Answer:
     """Find the first module whose recomputation gives other bits, and what it was given."""
@@ -56,7 +58,11 @@ def recomputed_equals_first(facts: RunFacts) -> Answer:
         "the closure, not in globals that the next microbatch overwrites",
         where=first.record.key,
     )
-    return Answer(exercised=len(pairs), failed=len(found), findings=(finding,))
+    return Answer(
+        exercised=len(pairs),
+        failed=len(found),
+        findings=(seen_first(first, facts, finding, count=len(found)),),
+    )
 
 
 def _pairs(facts: RunFacts, rank: int) -> Iterator[tuple[TensorRecord, TensorRecord]]:

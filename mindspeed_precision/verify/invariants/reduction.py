@@ -10,13 +10,21 @@ from statistics import median
 import numpy as np
 
 from mindspeed_precision.record.placement import EMBEDDING_GROUP, TENSOR_GROUP
-from mindspeed_precision.records import TensorRecord
+from mindspeed_precision.records import Phase, Role, TensorRecord
 from mindspeed_precision.verify.elements import Vector, moments_of, numbers, roundoff, sketch_of
 from mindspeed_precision.verify.failures import Failure, failure, findings_of
-from mindspeed_precision.verify.holders import Held, held, local_gradients, reduced_gradients, terms_of
+from mindspeed_precision.verify.holders import (
+    Held,
+    held,
+    local_gradients,
+    reduced_gradients,
+    summed_gradients,
+    terms_of,
+)
 from mindspeed_precision.verify.invariants.registry import invariant
 from mindspeed_precision.verify.registry import Answer
 from mindspeed_precision.verify.run_facts import RunFacts
+from mindspeed_precision.verify.spans import each_stage
 
 _SAMPLED = 1.22
 """A sketch of an error is at most so much longer than the error, but for a chance of 1e-6 (ADR 6)."""
@@ -67,6 +75,11 @@ class _Sum:
     "reduce.not_the_sum",
     holds="a reduced gradient is the sum of what the ranks had, times one factor for all parameters",
     unit="reduced gradients",
+    span=[
+        each_stage(
+            (Phase.REDUCE, Role.REDUCED_GRAD), (Phase.ACCUMULATE, Role.MAIN_GRAD), keep=summed_gradients
+        )
+    ],
 )
 def reduction_is_a_sum(facts: RunFacts) -> Answer:
     """Add up what the ranks had before the reduction: elements, or their sketches, or means."""

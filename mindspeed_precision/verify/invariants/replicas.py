@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from mindspeed_precision.align.merging import BEFORE_REDUCTION
-from mindspeed_precision.align.replicas import kept_equal_by, replicas_of
+from mindspeed_precision.align.replicas import Replicas, kept_equal_by, replicas_of
 from mindspeed_precision.counting import count
-from mindspeed_precision.dump.reader import Run
+from mindspeed_precision.dump.reader import RankRecords, Run
+from mindspeed_precision.record.placement import PARAMETER_ROLES, parameter_of
 from mindspeed_precision.records import (
-    Finding,
+    NO_MICROBATCH,
+    ParameterDeclaration,
     Phase,
     RecordKey,
     ReplicasDiffer,
@@ -19,49 +22,136 @@ from mindspeed_precision.records import (
     TensorRecord,
 )
 from mindspeed_precision.verify.invariants.registry import invariant
+from mindspeed_precision.verify.partial import Partial
 from mindspeed_precision.verify.registry import Answer
 from mindspeed_precision.verify.run_facts import RunFacts
+from mindspeed_precision.verify.spans import each_replica, each_stage, whole_run
+
+_SHARED = tuple(
+    (phase, role)
+    for phase in Phase
+    for role in (*PARAMETER_ROLES, Role.HYPERPARAMETER)
+    if phase not in BEFORE_REDUCTION
+)
+"""Kinds of records of parameters that all replicas have alike."""
+
+
+def _alone(facts: RunFacts) -> Answer | None:
+    """Return what is said of a run of one rank, or of which one alone was recorded."""
+    if len(facts.coordinates) > 1:
+        return None
+    alone = next(iter(facts.ranks.values())).coordinates.world_size == 1
+    return Answer(exercised=0, applies=not alone, skipped="" if alone else "one rank alone was recorded")
+
+
+def _answer(found: Replicas, reduced: Sequence[ReplicasDiffer] = (), *, late: bool = False) -> Answer:
+    skipped = "" if found.compared else "no tensor is known to have a copy on another rank"
+    if late:
+        skipped = "not parameters after a step: the next forward pass gathers them (overlap_param_gather)"
+    findings = (_finding(found, reduced),) if found.differing else ()
+    return Answer(exercised=found.compared, failed=len(found.differing), findings=findings, skipped=skipped)
+
+
+def _late(facts: RunFacts) -> bool:
+    return bool(facts.config.get("ddp_config", {}).get("overlap_param_gather")) and _has_late(facts.run)
+
+
+def _in_replica(facts: RunFacts) -> Answer:
+    """Compare what the ranks of a replica hold alike, and other replicas do not."""
+
+    def elsewhere(rank: RankRecords, record: TensorRecord) -> bool:
+        return _of_parameter(rank, record.key) or _of_whole_run(rank, record.key)
+
+    def not_reduced(rank: RankRecords, record: TensorRecord) -> bool:
+        return record.key.role is not Role.REDUCED_GRAD
+
+    found = replicas_of(_without(facts.run, elsewhere))
+    reduced: tuple[ReplicasDiffer, ...] = ()
+    if found.differing and found.differing[0].key.phase in BEFORE_REDUCTION:
+        reduced = replicas_of(_without(facts.run, not_reduced)).differing
+    return _alone(facts) or _answer(found, reduced, late=_late(facts))
+
+
+def _among_replicas(facts: RunFacts) -> Answer:
+    return _alone(facts) or _answer(replicas_of(facts.run))
+
+
+def _of_parameter(rank: RankRecords, key: RecordKey) -> bool:
+    """Tell whether a record is of a parameter, and alike on all replicas."""
+    if key.phase in BEFORE_REDUCTION:
+        return False
+    names = _names(rank.parameters)
+    return key.fqn in names if key.role is Role.HYPERPARAMETER else parameter_of(key, names) is not None
+
+
+@lru_cache(maxsize=8)
+def _names(parameters: tuple[ParameterDeclaration, ...]) -> frozenset[str]:
+    return frozenset(parameter.fqn for parameter in parameters)
+
+
+def _of_whole_run(rank: RankRecords, key: RecordKey) -> bool:
+    """Tell whether a record is of no parameter, and alike on all ranks."""
+    return (
+        (key.role is Role.LOSS and key.microbatch == NO_MICROBATCH)
+        or (key.role is Role.GRAD_NORM and not key.slot)
+        or (key.role is Role.HYPERPARAMETER and not _of_parameter(rank, key))
+    )
+
+
+def _shared(facts: RunFacts) -> Iterator[tuple[int, TensorRecord]]:
+    late = _late(facts)
+    for kind in _SHARED:
+        for rank, record in facts.everywhere(*kind):
+            holder = facts.ranks[rank]
+            if _of_parameter(holder, record.key) and not (late and _is_late(holder, record)):
+                yield rank, record
+
+
+def _of_all(facts: RunFacts) -> Iterator[tuple[int, TensorRecord]]:
+    for kind in facts.kinds:
+        if kind[1] in (Role.LOSS, Role.GRAD_NORM, Role.HYPERPARAMETER):
+            for rank, record in facts.everywhere(*kind):
+                if _of_whole_run(facts.ranks[rank], record.key):
+                    yield rank, record
 
 
 @invariant(
     "parallel.replicas_differ",
     holds="what several ranks hold a copy of (over TP, over DP after the reduction, tied over PP) is equal",
     unit="tensors with copies",
+    span=[
+        each_replica(_in_replica),
+        each_stage(*_SHARED, keep=_shared, ask=_among_replicas),
+        whole_run(keep=_of_all, ask=_among_replicas),
+    ],
 )
 def replicas_differ(facts: RunFacts) -> Answer:
     """Name the first tensor whose copies are none, and how many follow."""
-    if len(facts.ranks) == 1:
-        alone = next(iter(facts.ranks.values())).coordinates.world_size == 1
-        return Answer(exercised=0, applies=not alone, skipped="" if alone else "one rank alone was recorded")
-    late = bool(facts.config.get("ddp_config", {}).get("overlap_param_gather")) and _has_late(facts.run)
-    found = replicas_of(_without_late(facts.run) if late else facts.run)
-    skipped = "" if found.compared else "no tensor is known to have a copy on another rank"
-    if late:
-        skipped = "not parameters after a step: the next forward pass gathers them (overlap_param_gather)"
-    failed = len(found.differing)
-    findings = (_finding(found.differing),) if failed else ()
-    return Answer(exercised=found.compared, failed=failed, findings=findings, skipped=skipped)
+    alone = _alone(facts)
+    late = _late(facts)
+    return alone or _answer(replicas_of(_without(facts.run, _is_late) if late else facts.run), late=late)
 
 
 def _has_late(run: Run) -> bool:
     """Tell whether each rank recorded all parameters whole after a step, and not what it updated alone."""
     return all(
-        {record.key.fqn for record in rank.records if _is_late(record)} >= {p.fqn for p in rank.parameters}
+        {record.key.fqn for record in rank.records if _is_late(rank, record)}
+        >= {p.fqn for p in rank.parameters}
         for rank in run.ranks.values()
     )
 
 
-def _without_late(run: Run) -> Run:
-    """Leave out whole parameters as an optimizer leaves them whose gather is still to come."""
+def _without(run: Run, left: Callable[[RankRecords, TensorRecord], bool]) -> Run:
+    """Return a run without some records."""
     ranks = {
-        number: replace(rank, records=tuple(r for r in rank.records if not _is_late(r)))
+        number: replace(rank, records=tuple(r for r in rank.records if not left(rank, r)))
         for number, rank in run.ranks.items()
     }
     return replace(run, ranks=ranks)
 
 
-def _is_late(record: TensorRecord) -> bool:
-    """Tell whether it is a whole parameter after a step."""
+def _is_late(rank: RankRecords, record: TensorRecord) -> bool:
+    """Tell whether it is a whole parameter after a step, whose gather is still to come."""
     return record.key.phase is Phase.OPTIMIZER and record.key.role is Role.PARAM and record.part is None
 
 
@@ -83,10 +173,11 @@ def _first(found: Sequence[ReplicasDiffer]) -> tuple[ReplicasDiffer, str]:
     return first, ""
 
 
-def _finding(found: Sequence[ReplicasDiffer]) -> Finding:
-    first, before = _first(found)
+def _finding(replicas: Replicas, reduced: Sequence[ReplicasDiffer]) -> Partial:
+    found = replicas.differing
+    first, before = _first((*found, *reduced))
     groups = " and ".join(f"ranks {', '.join(map(str, ranks))}" for ranks in first.ranks)
-    return Finding(
+    return Partial(
         id="parallel.replicas_differ",
         severity=Severity.ERROR,
         confidence=0.97,
@@ -99,6 +190,8 @@ def _finding(found: Sequence[ReplicasDiffer]) -> Finding:
         ),
         remedy=kept_equal_by(first.key.phase),
         where=first.key,
+        order=replicas.order,
+        count=len(found),
     )
 
 

@@ -15,6 +15,7 @@ from mindspeed_precision.verify.invariants.registry import invariant
 from mindspeed_precision.verify.recomputation.calls import ModuleCall, calls_of, elements
 from mindspeed_precision.verify.registry import Answer
 from mindspeed_precision.verify.run_facts import RunFacts
+from mindspeed_precision.verify.spans import each_rank
 
 _ID = "fprop.tokens_misrouted"
 _LAYERS = frozenset({"MoELayer"})
@@ -24,6 +25,7 @@ _LAYERS = frozenset({"MoELayer"})
     _ID,
     holds="the rows that an expert receives are the tokens that the router chose for it",
     unit="experts",
+    span=[each_rank()],
 )
 def routing(facts: RunFacts) -> Answer:
     """Compare the rows of each expert with the tokens of the routing map, whatever their order."""

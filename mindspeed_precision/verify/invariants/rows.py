@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 from mindspeed_precision.records import Finding, Phase, Role, Severity, TensorRecord
 from mindspeed_precision.verify.invariants.registry import invariant
-from mindspeed_precision.verify.places import Found, in_execution_order, of_collective
+from mindspeed_precision.verify.places import Found, in_execution_order, of_collective, seen_first
 from mindspeed_precision.verify.registry import Answer
 from mindspeed_precision.verify.run_facts import RunFacts
+from mindspeed_precision.verify.spans import each_rank
 
 _EMBEDDING = "word_embeddings"
 _NORMS = ("norm", "layernorm", "ln")
@@ -18,6 +19,7 @@ _NORMS = ("norm", "layernorm", "ln")
     "fprop.zero_rows",
     holds="an embedding, and a norm, gives no row of zeros, unless it has such a row, or is given one",
     unit="outputs",
+    span=[each_rank()],
 )
 def zero_rows(facts: RunFacts) -> Answer:
     """Count zeros: a row more of them than what the module has, and is given, accounts for."""
@@ -46,7 +48,9 @@ def zero_rows(facts: RunFacts) -> Answer:
         "rows that the kernel leaves out at the end of a block",
         where=first.record.key,
     )
-    return Answer(exercised=looked, failed=len(found), findings=(finding,))
+    return Answer(
+        exercised=looked, failed=len(found), findings=(seen_first(first, facts, finding, count=len(found)),)
+    )
 
 
 def _rows(zeros: int, width: int) -> bool:

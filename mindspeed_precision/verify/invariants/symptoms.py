@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
-from mindspeed_precision.records import NO_MICROBATCH, Finding, Phase, RecordKey, Role, Severity
+from mindspeed_precision.records import NO_MICROBATCH, Finding, Phase, RecordKey, Role, Severity, TensorRecord
 from mindspeed_precision.symptoms import FEWEST, Symptom, symptoms
 from mindspeed_precision.verify.invariants.registry import invariant
 from mindspeed_precision.verify.registry import Answer
 from mindspeed_precision.verify.run_facts import RunFacts
+from mindspeed_precision.verify.spans import whole_run
 
 _REMEDIES = {
     "symptom.loss_constant": "look whether parameters move (lr, requires_grad, optimizer), and data change",
@@ -20,10 +21,18 @@ _REMEDIES = {
 }
 
 
+def _logged(facts: RunFacts) -> Iterator[tuple[int, TensorRecord]]:
+    for kind in ((Phase.LOSS, Role.LOSS), (Phase.CLIP, Role.GRAD_NORM)):
+        for rank, record in facts.everywhere(*kind):
+            if record.key.microbatch == NO_MICROBATCH:
+                yield rank, record
+
+
 @invariant(
     *_REMEDIES,
     holds="the loss moves, does not jump, swing or run away; the gradient norm does not jump",
     unit="steps",
+    span=[whole_run(keep=_logged)],
 )
 def of_the_log(facts: RunFacts) -> Answer:
     """Look at the losses and norms that a log prints."""
@@ -64,10 +73,29 @@ def _finding(symptom: Symptom, values: _Values) -> Finding:
     )
 
 
+def _enough(facts: RunFacts) -> Iterator[tuple[int, TensorRecord]]:
+    """Yield of each parameter one gradient that is not zero, or else one of each step."""
+    zero: dict[str, dict[int, tuple[int, TensorRecord]]] = defaultdict(dict)
+    seen: dict[str, tuple[int, TensorRecord]] = {}
+    for rank, record in facts.everywhere(Phase.REDUCE, Role.REDUCED_GRAD):
+        name, statistics = record.key.fqn, record.digest.statistics
+        if statistics is None:
+            continue
+        if record.numel - statistics.zeros:
+            seen.setdefault(name, (rank, record))
+        else:
+            zero[name].setdefault(record.key.step, (rank, record))
+    yield from seen.values()
+    for name, by_step in zero.items():
+        if name not in seen:
+            yield from by_step.values()
+
+
 @invariant(
     "symptom.zero_gradient",
     holds="a trainable parameter has a gradient that is not zero in some step",
     unit="parameters",
+    span=[whole_run(keep=_enough)],
 )
 def zero_gradients(facts: RunFacts) -> Answer:
     """Find parameters whose reduced gradient is zero in every step while those of others are not."""

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from mindspeed_precision.records import Finding, Phase, RankCoordinates, Role, Severity, TensorRecord
 from mindspeed_precision.verify.invariants.registry import invariant
-from mindspeed_precision.verify.places import Found, in_execution_order, of_collective
+from mindspeed_precision.verify.places import Found, in_execution_order, of_collective, seen_first
 from mindspeed_precision.verify.registry import Answer
 from mindspeed_precision.verify.run_facts import RunFacts
+from mindspeed_precision.verify.spans import each_replica
 
 _Place = tuple[int, int, int, int]
 """Rank, step, microbatch; and, of a tensor, how many elements it has."""
@@ -19,6 +20,7 @@ _Place = tuple[int, int, int, int]
     "parallel.stage_received_other",
     holds="a pipeline stage works on what the stage before sent, and forward again in the backward pass",
     unit="transfers",
+    span=[each_replica()],
 )
 def stages_receive_what_was_sent(facts: RunFacts) -> Answer:
     """Look for the output of each stage among what modules of the next stage are given, by its bits."""
@@ -51,7 +53,9 @@ def stages_receive_what_was_sent(facts: RunFacts) -> Answer:
         "streams that do not wait, the driver (a run with the batched transfers off tells)",
         where=first.record.key,
     )
-    return Answer(exercised=looked, failed=len(found), findings=(finding,))
+    return Answer(
+        exercised=looked, failed=len(found), findings=(seen_first(first, facts, finding, count=len(found)),)
+    )
 
 
 def _found(

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from mindspeed_precision.records import Finding, Phase, Role, Severity
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+
+from mindspeed_precision.records import Finding, Phase, Role, Severity, TensorRecord
 from mindspeed_precision.verify.invariants.registry import invariant
 from mindspeed_precision.verify.registry import Answer
 from mindspeed_precision.verify.run_facts import RunFacts
+from mindspeed_precision.verify.spans import whole_run
 
 _GRADIENTS = (
     (Phase.WGRAD, Role.WGRAD),
@@ -15,6 +19,29 @@ _GRADIENTS = (
 )
 
 
+def _examples(facts: RunFacts) -> Iterator[tuple[int, TensorRecord]]:
+    """Yield one record of each thing that a run may not have done: of one that it did, where there is one."""
+    gradients = [one for kind in _GRADIENTS for one in facts.everywhere(*kind)]
+    yield from _example(gradients, lambda record: not _all_zero(record))
+    numbers = list(facts.everywhere(Phase.OPTIMIZER, Role.HYPERPARAMETER))
+    rates = [(rank, record) for rank, record in numbers if record.key.slot == "lr"]
+    yield from _example(rates, lambda record: record.value != 0)
+    yield from numbers[:1]
+    yield from islice(facts.everywhere(Phase.OPTIMIZER, Role.PARAM), 1)
+
+
+def _example(
+    found: Sequence[tuple[int, TensorRecord]], does: Callable[[TensorRecord], bool]
+) -> Sequence[tuple[int, TensorRecord]]:
+    first = next((one for one in found if does(one[1])), None)
+    return found[:1] if first is None else [first]
+
+
+def _all_zero(record: TensorRecord) -> bool:
+    statistics = record.digest.statistics
+    return statistics is not None and statistics.zeros == record.numel
+
+
 @invariant(
     "vacuous.no_records",
     "vacuous.no_gradient",
@@ -22,6 +49,7 @@ _GRADIENTS = (
     "vacuous.no_update",
     holds="the run has steps with gradients that are not zero and updates at a learning rate above zero",
     unit="steps",
+    span=[whole_run(keep=_examples)],
 )
 def exercised(facts: RunFacts) -> Answer:
     """Say what the run never did."""
@@ -43,8 +71,7 @@ def _gradients(facts: RunFacts) -> Finding | None:
             "no gradient was recorded: the backward pass is unseen",
             "set capture.wgrad=true",
         )
-    known = [(record, record.digest.statistics) for record in records]
-    if all(statistics is not None and statistics.zeros == record.numel for record, statistics in known):
+    if all(map(_all_zero, records)):
         return _vacuous(
             "vacuous.no_gradient", "every gradient is zero", "look at the loss, its mask and requires_grad"
         )
@@ -82,6 +109,7 @@ def _updates(facts: RunFacts) -> Finding | None:
     "coverage.run_stopped",
     holds="every rank recorded until the run ended as planned",
     unit="ranks",
+    span=[whole_run()],
 )
 def ended(facts: RunFacts) -> Answer:
     """Name the ranks whose records end early, or are not there."""
