@@ -19,9 +19,10 @@ from tolerance_runs import LAYOUTS, Group, groups, train
 
 from mindspeed_precision.align import align
 from mindspeed_precision.compare import Calibration, calibrate, compare_pair, load_policy, make_context
-from mindspeed_precision.compare.calibration import FACTOR, FLOOR, factor_of
+from mindspeed_precision.compare.calibration import FLOOR
 from mindspeed_precision.compare.verdict import limits_for
 from mindspeed_precision.dump.reader import Run, load_run
+from mindspeed_precision.flow import compare_runs
 from mindspeed_precision.record.elements import UNIT_ROUNDOFF
 from mindspeed_precision.records import RecordKey, Verdict
 
@@ -41,9 +42,9 @@ class Sample:
         metric: its name.
         value: of the pair.
         reference: of the perturbed run.
+        factor: how many times the reference is allowed.
         floor: below which a reference does not count.
         bound: of the policy; 0 for a metric that it does not use there.
-        diverged: the policy's verdict.
     """
 
     key: RecordKey
@@ -51,9 +52,9 @@ class Sample:
     metric: str
     value: float
     reference: float
+    factor: float
     floor: float
     bound: float
-    diverged: bool
 
     @property
     def ratio(self) -> float:
@@ -99,15 +100,15 @@ def samples(baseline: Run, candidate: Run, perturbed: list[Run], wanted: Wanted)
                 metric=metric,
                 value=float(value),
                 reference=reference,
-                floor=_floor(pair.candidate.dtype, metric),
+                factor=(factor := calibration.factor(pair.key, metric)),
+                floor=_floor(pair.candidate.dtype, metric) / factor,
                 bound=bounds.get(metric, 0.0),
-                diverged=found.verdict is Verdict.DIVERGED,
             )
 
 
 def _floor(dtype: str, metric: str) -> float:
     share = metric in ("update_share", "norm_update_share")
-    return 1e-300 if share else FLOOR * UNIT_ROUNDOFF[dtype] / factor_of(metric)
+    return 1e-300 if share else FLOOR * UNIT_ROUNDOFF[dtype]
 
 
 def noisy_runs(home: Path, baseline: str) -> list[Run]:
@@ -131,26 +132,37 @@ def measured(folder: Path, group: Group, wanted: Wanted = every) -> dict[str, li
     return found
 
 
+def alarms(home: Path, layout: str) -> Iterator[tuple[str, int]]:
+    """Yield what calibrates a healthy pair, one perturbed run at a time, and how many records diverge."""
+    baseline = LAYOUTS[layout].baseline
+    for noisy in (None, *noisy_runs(home, baseline)):
+        chosen = [] if noisy is None else [noisy.path]
+        found = compare_runs(home / baseline, home / layout, policy=POLICY.name, calibrate=chosen)
+        diverged = sum(one.verdict is Verdict.DIVERGED for one in found.comparisons)
+        yield ("no calibration" if noisy is None else noisy.path.name), diverged
+
+
 def ratios(folder: Path) -> int:
     """Print the worst ratio of each kind of record over all models; 1 where a healthy pair diverges."""
-    worst: dict[tuple[str, str, str], list[tuple[float, str]]] = defaultdict(list)
-    bad = 0
+    worst: dict[tuple[str, str, str, str], list[tuple[float, str]]] = defaultdict(list)
+    pairs = bad = 0
     for group in groups("ratios"):
         for layout, found in measured(folder, group).items():
-            bad += sum(one.diverged for one in found if one.metric == METRIC)
             for one in found:
-                if one.metric in (METRIC, "max_ratio", "worst_rows_ratio", "update_share", *CHANGES):
-                    kind = one.key.phase.value, one.key.role.value, one.metric
+                if one.metric in (METRIC, "max_ratio", "worst_rows_ratio", *CHANGES):
+                    when = "first step" if one.key.step == 0 else "later"
+                    kind = when, one.key.phase.value, one.key.role.value, one.metric
                     worst[kind].append((one.ratio, f"{group.name}/{layout}: {one.key.describe()}"))
-                    bad += one.ratio > factor_of(one.metric)
+            for how, diverged in alarms(folder / group.name, layout):
+                pairs, bad = pairs + 1, bad + (diverged > 0)
+                if diverged:
+                    sys.stdout.write(f"FALSE ALARM {group.name}/{layout}, {how}: {diverged} records\n")
     for kind in sorted(worst):
         ordered = sorted(worst[kind])
         middle, (top, where) = ordered[len(ordered) // 2][0], ordered[-1]
-        line = (
-            f"{kind[0]:10} {kind[1]:12} {kind[2]:16} n={len(ordered):6} median {middle:.2f} worst {top:.2f}"
-        )
-        sys.stdout.write(f"{line}  {where}\n")
-    sys.stdout.write(f"beyond a bound: {bad}; allowed are {FACTOR:g} and {factor_of(CHANGES[0]):g}\n")
+        line = f"{kind[0]:10} {kind[1]:10} {kind[2]:12} {kind[3]:16} n={len(ordered):6}"
+        sys.stdout.write(f"{line} median {middle:.2f} worst {top:.2f}  {where}\n")
+    sys.stdout.write(f"{pairs} healthy comparisons, {bad} with a divergence\n")
     return int(bad > 0)
 
 
