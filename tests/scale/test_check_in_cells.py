@@ -15,9 +15,9 @@ import pytest
 from mindspeed_precision.cli import main
 from mindspeed_precision.dump.format import COMPLETE, INDEX
 from mindspeed_precision.dump.reader import load_run
-from mindspeed_precision.errors import DumpError
+from mindspeed_precision.errors import DumpError, PrecisionError
 from mindspeed_precision.fold.engines import Resources
-from mindspeed_precision.records import Level
+from mindspeed_precision.records import Finding, Level, Severity
 from mindspeed_precision.testing.celled import by_rank, in_cells, in_memory, said, smallest
 from mindspeed_precision.testing.fake_runs import (
     LINEAR,
@@ -35,7 +35,7 @@ from mindspeed_precision.verify.check import check_run
 from mindspeed_precision.verify.invariants import INVARIANTS
 from mindspeed_precision.verify.registry import Answer, Checks
 from mindspeed_precision.verify.run_facts import RunFacts
-from mindspeed_precision.verify.spans import Span
+from mindspeed_precision.verify.spans import Span, each_rank, whole_run
 
 RUN = {"tp": 2, "pp": 2, "dp": 3}
 WEIGHT = f"{LINEAR}.weight"
@@ -273,3 +273,28 @@ def test_every_part_of_a_law_says_what_it_reads_of_more_than_a_replica():
         assert spans, check.ids
         for part in check.span:
             assert (part.reads is None) == (part.span in (Span.RANK, Span.REPLICA)), check.ids
+
+
+def registered(monkeypatch, span):
+    """Register a law that always finds something, for this process alone."""
+    finding = Finding(id="mine.law", severity=Severity.WARNING, confidence=1.0, title="mine")
+    monkeypatch.setattr(INVARIANTS, "_checks", list(INVARIANTS))
+    INVARIANTS.register("mine.law", holds="nothing", unit="things", span=[span])(
+        lambda facts: Answer(exercised=len(facts.ranks), findings=(finding,))
+    )
+
+
+def test_a_law_of_ones_own_is_asked_in_parts(scale_run, monkeypatch):
+    registered(monkeypatch, whole_run())
+    answer = in_cells(scale_run)
+    assert (answer.outcomes[-1].name, answer.outcomes[-1].exercised) == ("mine.law", 12)
+    assert said(answer) == said(in_memory(scale_run))
+    with pytest.raises(PrecisionError, match="know other laws"):
+        in_cells(scale_run, jobs=2)
+
+
+def test_a_law_of_single_ranks_must_say_when_it_sees_something(scale_run, monkeypatch):
+    registered(monkeypatch, each_rank())
+    assert "mine.law" in {one.id for one in in_memory(scale_run).findings}
+    with pytest.raises(TypeError, match=r"mine\.law: .*seen_first"):
+        in_cells(scale_run)

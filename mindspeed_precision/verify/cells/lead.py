@@ -21,7 +21,7 @@ from mindspeed_precision.dump.reader import (
     nothing_written,
     rank_numbers,
 )
-from mindspeed_precision.errors import DumpError
+from mindspeed_precision.errors import DumpError, PrecisionError
 from mindspeed_precision.fold.engines import Resources, outcomes
 from mindspeed_precision.progress import Progress
 from mindspeed_precision.records import CheckOutcome, Finding, TensorRecord
@@ -36,6 +36,7 @@ from mindspeed_precision.verify.cells.work import (
     asked,
     check_cell,
     check_stage,
+    known_laws,
     parts,
 )
 from mindspeed_precision.verify.invariants import INVARIANTS
@@ -121,7 +122,18 @@ class _Gathered:
         self._dropped: set[Name] = set()
 
     def take(self, outcome: CellOutcome) -> None:
-        """Take what a cell gave; what ranks have alike is kept once."""
+        """Take what a cell gave; what ranks have alike is kept once.
+
+        Raises:
+            PrecisionError: a worker knows other laws.
+        """
+        if outcome.laws != known_laws():
+            raise PrecisionError(
+                "the processes that check know other laws than this one",
+                found=f"{len(outcome.laws)} laws",
+                expected=f"{len(known_laws())}",
+                remedy="--jobs 1, or register laws of your own where the main module is imported",
+            )
         if outcome.survey is not None:
             self.surveys[len(self.of_cells)] = outcome.survey
         self.of_cells.append(outcome.answers)

@@ -145,7 +145,8 @@ def _coordinates(index: Path) -> RankCoordinates | None:
     try:
         require_inside(index, index.parent.parent)
         with index.open("rb") as file:
-            line = parse_line(file.readline(1 << 16), where=str(index))
+            text = file.readline(1 << 16)
+        line = parse_line(text, where=str(index)) if text.endswith(b"\n") else None
     except (OSError, DumpError):
         return None
     return line.coordinates if isinstance(line, Header) else None
