@@ -10,6 +10,7 @@ from mindspeed_precision.fold.engines import Resources
 from mindspeed_precision.records import Examination
 from mindspeed_precision.verify.cells.plan import needed
 from mindspeed_precision.verify.check import check_run
+from mindspeed_precision.verify.invariants import INVARIANTS
 
 
 def smallest(run: Path) -> int:
@@ -35,12 +36,18 @@ def in_memory(run: Path) -> Examination:
     return check_run(run, resources=Resources(memory=1 << 60, jobs=1))
 
 
+def left_out(answer: Examination) -> frozenset[str]:
+    """Return the ids of the checks that memory was too small for."""
+    names = {one.name for one in answer.outcomes if "--memory" in one.skipped}
+    return frozenset(id_ for check in INVARIANTS if check.ids[0] in names for id_ in check.ids)
+
+
 def said(answer: Examination, *, but: frozenset[str] = frozenset()) -> dict[str, Any]:
     """Return what an answer says, in whichever way it was made.
 
     Args:
         answer: of ``check``.
-        but: names of checks of which nothing is asked.
+        but: ids of checks of which nothing is asked.
     """
     return {
         "findings": sorted(
