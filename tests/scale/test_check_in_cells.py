@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from mindspeed_precision.dump.format import COMPLETE, INDEX
 from mindspeed_precision.dump.reader import load_run
 from mindspeed_precision.errors import DumpError, PrecisionError
 from mindspeed_precision.fold.engines import Resources
-from mindspeed_precision.records import Finding, Level, Severity
+from mindspeed_precision.records import Finding, Level, Role, Severity
 from mindspeed_precision.testing.celled import by_rank, in_cells, in_memory, said, smallest
 from mindspeed_precision.testing.fake_runs import (
     LINEAR,
@@ -31,6 +32,7 @@ from mindspeed_precision.testing.fake_runs import (
 )
 from mindspeed_precision.testing.scale_runs import Fault, ScaleRun, write_scale_run
 from mindspeed_precision.verify.cells.plan import mebibytes, needed, plan, slices
+from mindspeed_precision.verify.cells.work import _sliced
 from mindspeed_precision.verify.check import check_run
 from mindspeed_precision.verify.invariants import INVARIANTS
 from mindspeed_precision.verify.registry import Answer, Checks
@@ -174,6 +176,18 @@ def test_stages_are_taken_apart_by_their_modules(scale_run, monkeypatch):
     assert "2 pipeline stages in 10 parts" in answer.notes[0]
     assert said(answer) == said(in_memory(scale_run))
     assert slices(1_000_000, Resources(memory=1 << 30)) == 6
+
+
+def test_copies_of_a_parameter_and_records_of_a_module_are_not_taken_apart(tmp_path, scale_run):
+    rank = load_run(scale_run).ranks[0]
+    tied = replace(rank.parameters[0], fqn="output_layer.weight", tied_to="embedding.words.weight")
+    rank = replace(rank, parameters=(*rank.parameters, tied))
+    like = rank.records[0]
+    names = [("embedding.words.weight", Role.PARAM), ("output_layer.weight", Role.REDUCED_GRAD)]
+    names += [("embedding.words", Role.OUTPUT), ("embedding.words.bias_of_words", Role.BUFFER)]
+    records = [replace(like, key=replace(like.key, fqn=fqn, role=role)) for fqn, role in names]
+    held = [[_sliced(rank, index, 7)(record) for record in records] for index in range(7)]
+    assert sorted(held) == [[False] * 4] * 6 + [[True] * 4]
 
 
 def test_several_workers_give_the_answer_of_one(scale_run):
