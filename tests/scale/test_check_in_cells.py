@@ -249,7 +249,7 @@ def test_a_file_that_was_changed_is_one_clear_error(tmp_path, jobs):
 
 
 def test_what_laws_of_the_whole_run_need_is_bounded_and_what_is_left_out_is_told(scale_run, monkeypatch):
-    monkeypatch.setattr("mindspeed_precision.verify.cells.lead.PER_RECORD", 1 << 20)
+    monkeypatch.setattr("mindspeed_precision.verify.cells.gathering.PER_RECORD", 1 << 20)
     answer = in_cells(scale_run)
     left = {one.name: one.skipped for one in answer.outcomes if "--memory" in one.skipped}
     assert "loss.step_not_the_mean" in left
