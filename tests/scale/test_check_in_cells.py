@@ -19,7 +19,7 @@ from mindspeed_precision.dump.reader import load_run
 from mindspeed_precision.errors import DumpError, PrecisionError
 from mindspeed_precision.fold.engines import Resources
 from mindspeed_precision.records import Finding, Level, Role, Severity
-from mindspeed_precision.testing.celled import by_rank, in_cells, in_memory, said, smallest
+from mindspeed_precision.testing.celled import by_rank, in_cells, in_memory, left_out, said, smallest
 from mindspeed_precision.testing.fake_runs import (
     LINEAR,
     constant,
@@ -168,6 +168,13 @@ def test_a_replica_that_memory_does_not_hold_is_left_out_by_name(scale_run):
     whole = in_memory(scale_run)
     assert said(answer, but=frozenset(left)) == said(whole, but=frozenset(left))
     assert "12 ranks" in answer.notes[0]
+
+
+def test_a_rank_that_memory_does_not_hold_is_loaded_all_the_same(tmp_path):
+    run = write_fake_run(tmp_path / "run", ranks=2, level=Level.TENSOR)
+    answer = in_cells(run, memory=1000)
+    assert not left_out(answer)
+    assert said(answer) == said(in_memory(run))
 
 
 def test_stages_are_taken_apart_by_their_modules(scale_run, monkeypatch):
