@@ -1,8 +1,8 @@
-"""What it costs to compare runs of thousands of ranks: seconds, processor seconds and peak memory.
+"""What it costs to compare, or to check, runs of thousands of ranks: seconds, processor seconds and memory.
 
 Two synthetic runs are written, one with a fault in one rank of one data-parallel replica, and compared by the
-command, as a user would. ``--fit`` varies ranks, steps and records one at a time and fits a line to each;
-``--figure`` draws it::
+command, as a user would. With ``--check`` the first of them alone is written, and checked. ``--fit`` varies
+ranks, steps and records one at a time and fits a line to each; ``--figure`` draws it::
 
     python benchmarks/scale.py --scratch /tmp/scale
     python benchmarks/scale.py --scratch /tmp/scale --fit --figure docs/figures/scale.svg
@@ -74,15 +74,19 @@ HEAD = (
 )
 
 
-def measure(run: ScaleRun, scratch: Path, options: Sequence[str]) -> Cost:
-    """Write two runs, compare them, and remove them."""
+def measure(run: ScaleRun, scratch: Path, options: Sequence[str], *, check: bool = False) -> Cost:
+    """Write two runs, compare them, and remove them; or one, and check it."""
     baseline, candidate = scratch / "baseline", scratch / "candidate"
     fault = Fault(step=run.steps - 2, dp=run.dp - 1, tp=run.tp - 1, layer=run.layers * run.pp // 2)
     try:
         write_scale_run(baseline, run)
-        write_scale_run(candidate, replace(run, fault=fault))
+        words = ["check", str(baseline), *options]
+        if not check:
+            write_scale_run(candidate, replace(run, fault=fault))
+            out = str(scratch / "compared")
+            words = ["compare", str(baseline), str(candidate), "--out", out, "--no-replay", *options]
         size = sum(file.stat().st_size for file in scratch.rglob("index.jsonl"))
-        seconds, cpu, memory, status, told = _compared(baseline, candidate, scratch, options)
+        seconds, cpu, memory, status, told = _timed(words)
     finally:
         for directory in (baseline, candidate, scratch / "compared"):
             shutil.rmtree(directory, ignore_errors=True)
@@ -99,19 +103,21 @@ def measure(run: ScaleRun, scratch: Path, options: Sequence[str]) -> Cost:
     )
 
 
-def _compared(
-    baseline: Path, candidate: Path, scratch: Path, options: Sequence[str]
-) -> tuple[float, float, int, int, str]:
-    command = [sys.executable, "-m", "mindspeed_precision", "compare", str(baseline), str(candidate)]
-    command += ["--out", str(scratch / "compared"), "--no-replay", *options]
+def _timed(words: Sequence[str]) -> tuple[float, float, int, int, str]:
+    command = [sys.executable, "-m", "mindspeed_precision", *words]
     before, began = os.times(), time.monotonic()
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         watch = _Watch(process.pid)
-        told = process.communicate()[1]
+        shown, told = process.communicate()
         watch.stop()
     after = os.times()
     cpu = after.children_user + after.children_system - before.children_user - before.children_system
-    return time.monotonic() - began, cpu, watch.most, process.returncode, told.strip()
+    return time.monotonic() - began, cpu, watch.most, process.returncode, told.strip() or _notes(shown)
+
+
+def _notes(shown: str) -> str:
+    """Return what a command told in its notes."""
+    return " ".join(shown.partition("  notes ")[2].split())
 
 
 class _Watch(threading.Thread):
@@ -159,9 +165,9 @@ def variations(run: ScaleRun) -> dict[str, list[ScaleRun]]:
     }
 
 
-def fitted(costs: Sequence[Cost]) -> tuple[float, float]:
-    """Return CPU seconds that do not grow, and microseconds for each record of both runs."""
-    records = [2 * cost.ranks * cost.steps * cost.records for cost in costs]
+def fitted(costs: Sequence[Cost], runs: int = 2) -> tuple[float, float]:
+    """Return CPU seconds that do not grow, and microseconds for each record of so many runs."""
+    records = [runs * cost.ranks * cost.steps * cost.records for cost in costs]
     slope, constant = np.polyfit(records, [cost.cpu_seconds for cost in costs], 1)
     return float(constant), float(slope) * 1e6
 
@@ -194,6 +200,7 @@ def main(words: Sequence[str] | None = None) -> int:
         parser.add_argument(f"--{name}", type=int, default=getattr(WHOLE, name))
     parser.add_argument("--memory", default="2GiB", help="as compare has it")
     parser.add_argument("--jobs", help="as compare has it")
+    parser.add_argument("--check", action="store_true", help="check one run, in place of comparing two")
     parser.add_argument("--fit", action="store_true", help="vary ranks, steps and records by 1, 2 and 4")
     parser.add_argument("--figure", type=Path, help="draw the fit into an SVG file")
     parser.add_argument("--json", type=Path, help="write the numbers, too")
@@ -207,13 +214,14 @@ def main(words: Sequence[str] | None = None) -> int:
     _say(HEAD)
     for name, runs in variations(run).items() if chosen.fit else [("one", [run])]:
         for one in runs:
-            found.setdefault(name, []).append(measure(one, chosen.scratch, options))
+            found.setdefault(name, []).append(measure(one, chosen.scratch, options, check=chosen.check))
             _say(found[name][-1].row())
     _say(next(iter(found.values()))[0].told)
     if chosen.fit:
         for name, costs in found.items():
-            constant, slope = fitted(costs)
-            _say(f"{name}: {constant:.1f} CPU s + {slope:.2f} µs for each record of both runs")
+            constant, slope = fitted(costs, 1 if chosen.check else 2)
+            what = "each record" if chosen.check else "each record of both runs"
+            _say(f"{name}: {constant:.1f} CPU s + {slope:.2f} µs for {what}")
     if chosen.figure is not None:
         draw(found, chosen.figure)
     if chosen.json is not None:

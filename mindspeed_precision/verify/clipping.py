@@ -48,6 +48,12 @@ def clipping_of(facts: RunFacts) -> Clipping | None:
     )
 
 
+def distributed(facts: RunFacts) -> bool:
+    """Tell whether a rank has reduced gradients of its own range of the parameters alone."""
+    sections = ("ddp_config", "optimizer_config", "megatron_args")
+    return any(facts.config.get(section, {}).get("use_distributed_optimizer") for section in sections)
+
+
 def recorded_norms(facts: RunFacts) -> dict[tuple[int, int], TensorRecord]:
     """Return the norm that each rank worked with, by step and rank; steps that were skipped have none."""
     return {

@@ -40,6 +40,18 @@ def test_a_small_run_is_measured_and_leaves_nothing(scale, tmp_path, capsys):
     assert not list(scratch.iterdir())
 
 
+def test_a_check_of_one_run_is_measured(scale, tmp_path):
+    sizes = {"tp": 1, "pp": 2, "dp": 4, "layers": 1, "microbatches": 2, "steps": 2}
+    words = [word for name, size in sizes.items() for word in (f"--{name}", str(size))]
+    scratch, numbers = tmp_path / "scratch", tmp_path / "numbers.json"
+    words += ["--check", "--scratch", str(scratch), "--memory", "4MiB", "--jobs", "1", "--json", str(numbers)]
+    assert scale.main(words) == 0
+    [cost] = json.loads(numbers.read_text())["one"]
+    assert "checked in parts (4 data-parallel replicas of 2 ranks" in cost["told"]
+    assert (cost["ranks"], cost["steps"]) == (8, 2)
+    assert not list(scratch.iterdir())
+
+
 def test_a_line_is_fitted_to_processor_time_over_records(scale):
     costs = [
         scale.Cost(

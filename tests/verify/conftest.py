@@ -6,7 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from mindspeed_precision.dump.format import MANIFEST
+from mindspeed_precision.dump.reader import load_run
+from mindspeed_precision.testing.celled import in_cells, left_out, said
 from mindspeed_precision.testing.fake_runs import FakeRun, plant, write_fake_run
+from mindspeed_precision.verify import check
 from mindspeed_precision.verify.verify import verify_runs
 
 ARGUMENTS = {
@@ -23,6 +27,27 @@ ARGUMENTS = {
 
 UNREAD = [plant(phase=p, drop=True) for p in ("fprop", "dgrad", "wgrad", "accumulate", "reduce", "clip")]
 """What ``verify`` does not read is computed and not recorded: most of a fake run's time is its records."""
+
+
+@pytest.fixture(autouse=True)
+def asked_in_parts(monkeypatch):
+    """Ask every run of several ranks that a test checks in parts, too: the answer must be the same."""
+    in_memory = check._in_memory
+
+    def both(run, *told):
+        answer = in_memory(run, *told)
+        if len(run.ranks) > 1 and is_run(run.path) and not told and load_run(run.path) == run:
+            found = in_cells(run.path)
+            but = left_out(found)  # the run is one replica, and larger than memory
+            assert said(found, but=but) == said(answer, but=but)
+        return answer
+
+    monkeypatch.setattr(check, "_in_memory", both)
+
+
+def is_run(path):
+    """Tell whether it is the directory of a run that was not restarted."""
+    return (path / MANIFEST).is_file() and not check.why_not(path)
 
 
 @pytest.fixture

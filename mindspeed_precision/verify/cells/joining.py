@@ -22,20 +22,26 @@ def joined_answer(check: Check[RunFacts], answers: Sequence[Answer]) -> Answer:
         check: which.
         answers: in the order of the parts.
     """
-    partials = [one for answer in answers for one in answer.findings if isinstance(one, Partial)]
-    whole = [one for answer in answers for one in answer.findings if not isinstance(one, Partial)]
-    findings: list[Finding] = sorted(joined(partials), key=lambda one: check.ids.index(one.id))
+    findings = _findings(check, answers)
     exercised = sum(answer.exercised for answer in answers)
-    failed = sum(len(one.findings) if one.failed is None else one.failed for one in answers)
+    failed = sum(answer.failed or 0 for answer in answers)
+    failed += len(_findings(check, [answer for answer in answers if answer.failed is None]))
     return check.settled(
         Answer(
             exercised=exercised,
-            findings=(*findings, *whole),
+            findings=tuple(findings),
             failed=failed,
             skipped=joined_reasons([answer.skipped for answer in answers], looked=exercised > 0),
             applies=any(answer.applies for answer in answers),
         )
     )
+
+
+def _findings(check: Check[RunFacts], answers: Sequence[Answer]) -> list[Finding]:
+    found = [one for answer in answers for one in answer.findings]
+    partials = joined(one for one in found if isinstance(one, Partial))
+    whole = [one for one in found if not isinstance(one, Partial)]
+    return [*sorted(partials, key=lambda one: check.ids.index(one.id)), *whole]
 
 
 def joined_reasons(reasons: Sequence[str], *, looked: bool) -> str:

@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-import json
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from mindspeed_precision.counting import count
 from mindspeed_precision.dump.format import rank_directory
 from mindspeed_precision.dump.reader import (
-    RankRecords,
     Run,
     load_manifest,
-    missing_ranks,
-    nothing_written,
     rank_numbers,
 )
 from mindspeed_precision.errors import DumpError
 from mindspeed_precision.fold.engines import Resources, outcomes
 from mindspeed_precision.progress import Progress
 from mindspeed_precision.records import CheckOutcome, Finding, TensorRecord
+from mindspeed_precision.verify.cells.gathering import Gathered
 from mindspeed_precision.verify.cells.joining import joined_answer
 from mindspeed_precision.verify.cells.plan import PER_RECORD, Plan, mebibytes, plan, slices, stages, workers
 from mindspeed_precision.verify.cells.work import (
-    Answers,
-    CellOutcome,
     CellTask,
     Name,
     StageTask,
@@ -99,81 +94,8 @@ def check_in_cells(path: Path, resources: Resources, progress: Progress) -> Chec
     return _answer(run, planned, gathered, f"{_told(planned)}, {told}", resources)
 
 
-class _Gathered:
-    """What the parts of a run gave.
-
-    Args:
-        budget: bytes of memory for records that laws of the whole run need.
-    """
-
-    def __init__(self, budget: int) -> None:
-        self.answers: dict[Name, list[Answer]] = defaultdict(list)
-        self.of_cells: list[Answers] = []
-        self.surveys: dict[int, Survey] = {}
-        self.ranks: dict[int, RankRecords] = {}
-        self.absent: list[int] = []
-        self.records: dict[Name, list[tuple[int, TensorRecord]]] = defaultdict(list)
-        self.needs: Counter[Name] = Counter()
-        self.staged: Counter[int] = Counter()
-        self.effective: dict[str, Mapping[str, Any]] = {}
-        self._parameters: dict[Any, Any] = {}
-        self.budget = budget
-        self._dropped: set[Name] = set()
-
-    def take(self, outcome: CellOutcome) -> None:
-        """Take what a cell gave; what ranks have alike is kept once."""
-        if outcome.survey is not None:
-            self.surveys[len(self.of_cells)] = outcome.survey
-        self.of_cells.append(outcome.answers)
-        self.absent += outcome.absent
-        self.staged.update(outcome.staged)
-        for number, rank in outcome.ranks.items():
-            effective = self.effective.setdefault(json.dumps(rank.effective), rank.effective)
-            parameters = self._parameters.setdefault(rank.parameters, rank.parameters)
-            self.ranks[number] = replace(rank, effective=effective, parameters=parameters)
-        for name, found in outcome.records.items():
-            self.needs[name] += len(found) * PER_RECORD
-            if name not in self._dropped:
-                self.records[name] += found
-        self._keep_within_budget()
-
-    def _keep_within_budget(self) -> None:
-        """Forget the records of the laws that need most, as long as all do not fit."""
-        while self.records and sum(self.needs[name] for name in self.records) > self.budget:
-            largest = max(self.records, key=lambda name: (self.needs[name], name))
-            del self.records[largest]
-            self._dropped.add(largest)
-
-    def add(self, answers: Answers) -> None:
-        """Take what laws say of more than a cell."""
-        for name, answer in answers.items():
-            self.answers[name].append(answer)
-
-    def run(self, path: Path, manifest: dict[str, Any]) -> Run:
-        """Return the run without its records.
-
-        Raises:
-            DumpError: no rank of it wrote anything.
-        """
-        if not self.ranks:
-            raise DumpError("no rank of this run wrote anything", where=str(path), expected=rank_directory(0))
-        ranks = dict(sorted(self.ranks.items()))
-        notes: list[str] = []
-        for number in sorted((*ranks, *self.absent)):
-            if number not in ranks:
-                notes.append(nothing_written(number))
-                continue
-            notes += [f"rank {number}: {note}" for note in ranks[number].notes]
-        return Run(
-            path=path,
-            manifest=manifest,
-            ranks=ranks,
-            notes=(*notes, *missing_ranks(path, manifest, ranks)),
-        )
-
-
-def _gathered(path: Path, planned: Plan, resources: Resources, progress: Progress) -> _Gathered:
-    gathered = _Gathered(max(resources.memory // 2, _LEAST))
+def _gathered(path: Path, planned: Plan, resources: Resources, progress: Progress) -> Gathered:
+    gathered = Gathered(max(resources.memory // 2, _LEAST))
     tasks = [
         CellTask(
             path=path,
@@ -209,7 +131,7 @@ def _watched(
 def _again(
     path: Path,
     planned: Plan,
-    gathered: _Gathered,
+    gathered: Gathered,
     survey: Survey,
     resources: Resources,
     progress: Progress,
@@ -237,7 +159,7 @@ def _again(
 
 
 def _staged(
-    path: Path, run: Run, gathered: _Gathered, survey: Survey, resources: Resources, progress: Progress
+    path: Path, run: Run, gathered: Gathered, survey: Survey, resources: Resources, progress: Progress
 ) -> str:
     """Ask the laws of stages; say in how many parts."""
     at = {number: rank.coordinates for number, rank in run.ranks.items()}
@@ -256,7 +178,7 @@ def _staged(
     return f"{count(len(groups), 'pipeline stage')} in {count(len(tasks), 'part')}"
 
 
-def _of_the_run(run: Run, gathered: _Gathered, survey: Survey) -> dict[Name, Answer]:
+def _of_the_run(run: Run, gathered: Gathered, survey: Survey) -> dict[Name, Answer]:
     """Ask the laws of the whole run, each of the records that it needs."""
     answers: dict[Name, Answer] = {}
     light = RunFacts(run, survey)
@@ -289,7 +211,7 @@ def _with_records(run: Run, found: Iterable[tuple[int, TensorRecord]]) -> Run:
     return replace(run, ranks=ranks)
 
 
-def _answer(run: Run, planned: Plan, gathered: _Gathered, told: str, resources: Resources) -> Checked:
+def _answer(run: Run, planned: Plan, gathered: Gathered, told: str, resources: Resources) -> Checked:
     findings: list[Finding] = []
     found: list[CheckOutcome] = []
     for number, check in enumerate(INVARIANTS):

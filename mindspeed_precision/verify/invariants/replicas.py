@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache
 
 from mindspeed_precision.align.merging import BEFORE_REDUCTION
 from mindspeed_precision.align.replicas import Replicas, kept_equal_by, replicas_of
@@ -13,7 +12,6 @@ from mindspeed_precision.dump.reader import RankRecords, Run
 from mindspeed_precision.record.placement import PARAMETER_ROLES, parameter_of
 from mindspeed_precision.records import (
     NO_MICROBATCH,
-    ParameterDeclaration,
     Phase,
     RecordKey,
     ReplicasDiffer,
@@ -26,6 +24,8 @@ from mindspeed_precision.verify.partial import Partial
 from mindspeed_precision.verify.registry import Answer
 from mindspeed_precision.verify.run_facts import RunFacts
 from mindspeed_precision.verify.spans import each_replica, each_stage, whole_run
+
+_Names = frozenset[str]
 
 _SHARED = tuple(
     (phase, role)
@@ -59,10 +59,10 @@ def _late(facts: RunFacts) -> bool:
 def _in_replica(facts: RunFacts) -> Answer:
     """Compare what the ranks of a replica hold alike, and other replicas do not."""
 
-    def elsewhere(rank: RankRecords, record: TensorRecord) -> bool:
-        return _of_parameter(rank, record.key) or _of_whole_run(rank, record.key)
+    def elsewhere(names: _Names, record: TensorRecord) -> bool:
+        return _of_parameter(names, record.key) or _of_whole_run(names, record.key)
 
-    def not_reduced(rank: RankRecords, record: TensorRecord) -> bool:
+    def not_reduced(names: _Names, record: TensorRecord) -> bool:
         return record.key.role is not Role.REDUCED_GRAD
 
     found = replicas_of(_without(facts.run, elsewhere))
@@ -76,42 +76,42 @@ def _among_replicas(facts: RunFacts) -> Answer:
     return _alone(facts) or _answer(replicas_of(facts.run))
 
 
-def _of_parameter(rank: RankRecords, key: RecordKey) -> bool:
+def _of_parameter(names: _Names, key: RecordKey) -> bool:
     """Tell whether a record is of a parameter, and alike on all replicas."""
     if key.phase in BEFORE_REDUCTION:
         return False
-    names = _names(rank.parameters)
     return key.fqn in names if key.role is Role.HYPERPARAMETER else parameter_of(key, names) is not None
 
 
-@lru_cache(maxsize=8)
-def _names(parameters: tuple[ParameterDeclaration, ...]) -> frozenset[str]:
-    return frozenset(parameter.fqn for parameter in parameters)
+def _names(rank: RankRecords) -> _Names:
+    return frozenset(parameter.fqn for parameter in rank.parameters)
 
 
-def _of_whole_run(rank: RankRecords, key: RecordKey) -> bool:
+def _of_whole_run(names: _Names, key: RecordKey) -> bool:
     """Tell whether a record is of no parameter, and alike on all ranks."""
     return (
         (key.role is Role.LOSS and key.microbatch == NO_MICROBATCH)
         or (key.role is Role.GRAD_NORM and not key.slot)
-        or (key.role is Role.HYPERPARAMETER and not _of_parameter(rank, key))
+        or (key.role is Role.HYPERPARAMETER and not _of_parameter(names, key))
     )
 
 
 def _shared(facts: RunFacts) -> Iterator[tuple[int, TensorRecord]]:
     late = _late(facts)
+    names = {number: _names(rank) for number, rank in facts.ranks.items()}
     for kind in _SHARED:
         for rank, record in facts.everywhere(*kind):
-            holder = facts.ranks[rank]
-            if _of_parameter(holder, record.key) and not (late and _is_late(holder, record)):
+            mine = names[rank]
+            if _of_parameter(mine, record.key) and not (late and _is_late(mine, record)):
                 yield rank, record
 
 
 def _of_all(facts: RunFacts) -> Iterator[tuple[int, TensorRecord]]:
+    names = {number: _names(rank) for number, rank in facts.ranks.items()}
     for kind in facts.kinds:
         if kind[1] in (Role.LOSS, Role.GRAD_NORM, Role.HYPERPARAMETER):
             for rank, record in facts.everywhere(*kind):
-                if _of_whole_run(facts.ranks[rank], record.key):
+                if _of_whole_run(names[rank], record.key):
                     yield rank, record
 
 
@@ -135,22 +135,21 @@ def replicas_differ(facts: RunFacts) -> Answer:
 def _has_late(run: Run) -> bool:
     """Tell whether each rank recorded all parameters whole after a step, and not what it updated alone."""
     return all(
-        {record.key.fqn for record in rank.records if _is_late(rank, record)}
-        >= {p.fqn for p in rank.parameters}
+        {record.key.fqn for record in rank.records if _is_late(frozenset(), record)} >= _names(rank)
         for rank in run.ranks.values()
     )
 
 
-def _without(run: Run, left: Callable[[RankRecords, TensorRecord], bool]) -> Run:
-    """Return a run without some records."""
-    ranks = {
-        number: replace(rank, records=tuple(r for r in rank.records if not left(rank, r)))
-        for number, rank in run.ranks.items()
-    }
+def _without(run: Run, left: Callable[[_Names, TensorRecord], bool]) -> Run:
+    """Return a run without some records, which are told by the names of their rank's parameters."""
+    ranks = {}
+    for number, rank in run.ranks.items():
+        names = _names(rank)
+        ranks[number] = replace(rank, records=tuple(r for r in rank.records if not left(names, r)))
     return replace(run, ranks=ranks)
 
 
-def _is_late(rank: RankRecords, record: TensorRecord) -> bool:
+def _is_late(names: _Names, record: TensorRecord) -> bool:
     """Tell whether it is a whole parameter after a step, whose gather is still to come."""
     return record.key.phase is Phase.OPTIMIZER and record.key.role is Role.PARAM and record.part is None
 
