@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from mindspeed_precision.align.lanes import Experts, Lanes, layout_of
+from mindspeed_precision.align.lanes import Experts, Lanes
 from mindspeed_precision.align.merging import BEFORE_REDUCTION, Merger
 from mindspeed_precision.align.microbatches import OTHER_BATCHES, Numbering
 from mindspeed_precision.align.places import (
@@ -23,6 +23,7 @@ from mindspeed_precision.align.places import (
     summed,
 )
 from mindspeed_precision.align.shards import Merged, Shard, held_alone
+from mindspeed_precision.align.stages import ModelPart, Stages
 from mindspeed_precision.counting import agree, count
 from mindspeed_precision.dump.reader import RankRecords, Run
 from mindspeed_precision.record.placement import CONTEXT_GROUP, parameter_of, summed_over
@@ -60,7 +61,7 @@ class Groups:
         spanning: frozenset[str],
         numbering: Numbering | None,
         sequences: bool = True,
-        ends: Mapping[Slot, int] | None = None,
+        ends: Mapping[Slot, ModelPart] | None = None,
     ) -> None:
         self._lanes = lanes
         self._experts = experts
@@ -69,11 +70,11 @@ class Groups:
         self._sequences = sequences
         self._ends = ends or {}
         self._passed_on = 0
-        self._chunks = bool(layout_of(run)["virtual_pipeline_model_parallel_size"])
         self.members: dict[int, list[int]] = defaultdict(list)
         for number, rank in run.ranks.items():
             self.members[lanes.of(rank.coordinates)].append(number)
-        self._merger = Merger(run)
+        self._stages = Stages(run)
+        self._merger = Merger(run, self._stages)
         self._parameters: dict[tuple[int, RecordKey], list[Shard]] = defaultdict(list)
         self._activations: dict[tuple[int, RecordKey], list[Shard]] = defaultdict(list)
         self._replicated: dict[tuple[int, RecordKey], list[tuple[int, TensorRecord]]] = defaultdict(list)
@@ -179,9 +180,11 @@ class Groups:
 
     def _add_activation(self, rank: int, where: RankCoordinates, record: TensorRecord) -> None:
         lane, (key, factor) = self._lanes.of(where), self._numbered(record.key, where)
-        if self._between_stages(key, where):
+        if self._between_parts(rank, key):
             self._passed_on += 1
             return
+        if slot_of(key) in self._ends and self._stages.chunks > 1:
+            key = replace(key, occurrence=0)  # the nth call of its name is that of the nth chunk
         place = place_of(record, where)
         reason = self._unplaced(key, place, where)
         if reason:
@@ -193,9 +196,10 @@ class Groups:
             shard = Shard(rank=rank, where=where, record=record, part=part, factor=factor)
             self._activations[lane, key].append(shard)
 
-    def _between_stages(self, key: RecordKey, where: RankCoordinates) -> bool:
+    def _between_parts(self, rank: int, key: RecordKey) -> bool:
         """Tell whether a part of a module receives it from, or gives it to, the part on another stage."""
-        return where.pp_rank != self._ends.get(slot_of(key), where.pp_rank)
+        end = self._ends.get(slot_of(key))
+        return end is not None and end != self._stages.part(rank, key)
 
     def _unplaced(self, key: RecordKey, place: Placement | Unplaced, where: RankCoordinates) -> str:
         """Return why a module's tensor cannot be compared; empty where it can."""
@@ -238,7 +242,7 @@ class Groups:
         placement = placements.get(key.fqn)
         if placement is not None and placement.copy_of:
             key = replace(key, fqn=placement.copy_of)
-        if key.role is Role.BATCH and self._chunks:
+        if key.role is Role.BATCH and self._stages.chunks > 1:
             key = replace(key, occurrence=0)  # each chunk of a rank reads the batch
         self._replicated[0 if whole else lane, key].append((rank, record))
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mindspeed_precision.align.shards import Merged, Shard, exact
+from mindspeed_precision.align.stages import Stages
 from mindspeed_precision.dump.reader import Run
 from mindspeed_precision.record.merge import merge_digests, scale_digest, sum_digests
 from mindspeed_precision.record.placement import term_of
@@ -15,7 +16,6 @@ from mindspeed_precision.records import (
     NO_MICROBATCH,
     Digest,
     Phase,
-    RankCoordinates,
     RecordKey,
     ReplicasDiffer,
     Side,
@@ -33,6 +33,7 @@ class Merger:
 
     Args:
         run: the run.
+        stages: the parts of its model.
 
     Attributes:
         unruled: keys of records that could not be merged, with the reason.
@@ -40,8 +41,9 @@ class Merger:
         compared: how many tensors were found to have several copies.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, stages: Stages) -> None:
         self._run = run
+        self._stages = stages
         self.unruled: dict[RecordKey, str] = {}
         self.replicas: list[tuple[tuple[object, ...], ReplicasDiffer]] = []
         self.compared = 0
@@ -122,7 +124,7 @@ class Merger:
 
     def order(self, rank: int, record: TensorRecord) -> tuple[object, ...]:
         """Place a record in the execution of the whole model."""
-        return execution_order(self._run.ranks[rank].coordinates, record)
+        return execution_order(self._stages, rank, record)
 
     def check_replicas(self, key: RecordKey, held: Sequence[tuple[int, TensorRecord]]) -> None:
         """Note it where ranks hold copies that are none."""
@@ -136,12 +138,13 @@ class Merger:
             self.replicas.append((self.order(*held[0]), found))
 
 
-def execution_order(where: RankCoordinates, record: TensorRecord) -> tuple[object, ...]:
-    """Place a record in the execution of the whole model: forward through the stages, then backward."""
-    stage, key = where.pp_rank, record.key
+def execution_order(stages: Stages, rank: int, record: TensorRecord) -> tuple[object, ...]:
+    """Place a record in the execution of the whole model: forward through its parts, then backward."""
+    key = record.key
     late = key.phase not in _IN_MICROBATCH or (key.phase, key.microbatch) == (Phase.LOSS, NO_MICROBATCH)
     forward = key.phase not in (Phase.DGRAD, *BEFORE_REDUCTION)
-    depth = 0 if late else stage if forward else -stage
+    chunk, stage = (0, 0) if late else stages.part(rank, key)
+    depth = (chunk, stage) if forward else (-chunk, -stage)
     return key.step, late, key.microbatch, not forward, depth, record.seq
 
 
