@@ -13,7 +13,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable
 
-from mindspeed_precision.align.lanes import layout_of
+from mindspeed_precision.align.lanes import setting
 from mindspeed_precision.align.places import Slot, of_collective, of_module, slot_of
 from mindspeed_precision.dump.reader import Run
 from mindspeed_precision.records import ParameterDeclaration, Phase, RecordKey, Role
@@ -36,8 +36,8 @@ class Stages:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        found = layout_of(run)["virtual_pipeline_model_parallel_size"]
-        self.chunks = found if isinstance(found, int) else 1
+        found = setting(run, "transformer_config", "virtual_pipeline_model_parallel_size")
+        self.chunks = max(found, 1) if isinstance(found, int) else 1  # None and False: they do not interleave
         self._known: dict[int, dict[str, int]] = {}
 
     def part(self, rank: int, key: RecordKey) -> ModelPart:
