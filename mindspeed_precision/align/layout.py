@@ -25,9 +25,10 @@ from mindspeed_precision.align.lanes import (
     Lanes,
     common_experts,
     common_lanes,
+    each_token_once,
     layout_of,
 )
-from mindspeed_precision.align.microbatches import Numbering, common_numbering
+from mindspeed_precision.align.microbatches import Numbering, common_numbering, sums_of_steps_known
 from mindspeed_precision.align.places import Slot, of_collective, of_module, placement_of
 from mindspeed_precision.align.sequences import doubt_of_order, sequences_known
 from mindspeed_precision.align.shards import CanonicalRank, Merged
@@ -70,6 +71,9 @@ def canonical_runs(baseline: Run, candidate: Run) -> tuple[Canonical, Canonical]
     apart = lanes in (Lanes.NONE, Lanes.BATCHES)
     numberings = common_numbering(baseline, candidate) if apart else (None, None)
     stages = Stages(baseline), Stages(candidate)
+    if experts is Experts.REDUCED and all(map(each_token_once, layouts)):
+        known = sums_of_steps_known(baseline, candidate, numberings, apart=apart)
+        experts = Experts.STEPS if known else experts
     spanning = stages[0].spanning() | stages[1].spanning()
     sequences = sequences_known(baseline, candidate, apart=apart)
     one, two = (
