@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from mindspeed_precision.align.lanes import Experts, Lanes, layout_of
+from mindspeed_precision.align.lanes import Experts, Lanes
 from mindspeed_precision.align.merging import BEFORE_REDUCTION, Merger
 from mindspeed_precision.align.microbatches import OTHER_BATCHES, Numbering
 from mindspeed_precision.align.places import (
@@ -23,6 +23,8 @@ from mindspeed_precision.align.places import (
     summed,
 )
 from mindspeed_precision.align.shards import Merged, Shard, held_alone
+from mindspeed_precision.align.stages import ModelPart, Stages
+from mindspeed_precision.align.step_sums import INCOMPLETE, StepSums
 from mindspeed_precision.counting import agree, count
 from mindspeed_precision.dump.reader import RankRecords, Run
 from mindspeed_precision.record.placement import CONTEXT_GROUP, parameter_of, summed_over
@@ -60,7 +62,7 @@ class Groups:
         spanning: frozenset[str],
         numbering: Numbering | None,
         sequences: bool = True,
-        ends: Mapping[Slot, int] | None = None,
+        ends: Mapping[Slot, ModelPart] | None = None,
     ) -> None:
         self._lanes = lanes
         self._experts = experts
@@ -68,18 +70,18 @@ class Groups:
         self._numbering = numbering
         self._sequences = sequences
         self._ends = ends or {}
-        self._passed_on = 0
-        self._chunks = bool(layout_of(run)["virtual_pipeline_model_parallel_size"])
         self.members: dict[int, list[int]] = defaultdict(list)
         for number, rank in run.ranks.items():
             self.members[lanes.of(rank.coordinates)].append(number)
-        self._merger = Merger(run)
+        self._stages = Stages(run)
+        self._merger = Merger(run, self._stages)
         self._parameters: dict[tuple[int, RecordKey], list[Shard]] = defaultdict(list)
         self._activations: dict[tuple[int, RecordKey], list[Shard]] = defaultdict(list)
         self._replicated: dict[tuple[int, RecordKey], list[tuple[int, TensorRecord]]] = defaultdict(list)
         self._left: dict[tuple[int, RecordKey], list[tuple[int, TensorRecord]]] = defaultdict(list)
+        self._sums = StepSums(run)
         self.held: dict[int, set[str]] = defaultdict(set)
-        self._repeated = 0
+        self._passed_on = self._repeated = 0
         self.unruled = self._merger.unruled
         self.unplaced: set[str] = set()
 
@@ -126,20 +128,18 @@ class Groups:
         name: str,
     ) -> None:
         lane, (key, factor) = self._lanes.shared(where), self._numbered(record.key, where)
-        if self._experts is Experts.REDUCED and _EXPERT.fullmatch(name):
+        elsewhere = self._from_elsewhere(name)
+        if elsewhere:
             key = record.key  # its tokens are of no one microbatch of the whole batch
         early = key.phase in BEFORE_REDUCTION
         if placement is None:
             self._leave(lane, rank, record, key, f"no layout rule for {name}")
             return
         own = summed(placement, key, name) if early else replace(placement, partial="")
-        if early and self._contexts_together(where):
+        if early and not elsewhere and self._contexts_together(where):
             own = summed_over(own, CONTEXT_GROUP)
         key = canonical_key(key, name, placement)
         unsummed = self._unsummed(key, name, where) if early else ""
-        if unsummed:
-            self._leave(lane, rank, record, key, unsummed)
-            return
         start, stop = record.part or (0, placement.local_numel)
         numbered = record.part is not None or placement.whole
         if record.numel != stop - start or not numbered:
@@ -147,6 +147,11 @@ class Groups:
             return
         part = Part(placement=own, start=start, stop=stop)
         shard = Shard(rank=rank, where=where, record=record, part=part, factor=factor)
+        if unsummed:
+            self._leave(lane, rank, record, key, unsummed)
+            if elsewhere and self._experts is Experts.STEPS:
+                self._sums.add(key, shard, name)
+            return
         self._parameters[lane if early else 0, key].append(shard)
 
     def _numbered(self, key: RecordKey, where: RankCoordinates) -> tuple[RecordKey, float]:
@@ -161,9 +166,11 @@ class Groups:
             return OTHER_BATCHES
         if self._contexts_together(where) and not self._known(key):
             return _OTHER_TOKENS
-        if self._experts is Experts.REDUCED and _EXPERT.fullmatch(name):
-            return _OTHER_EXPERT_TOKENS
-        return ""
+        return _OTHER_EXPERT_TOKENS if self._from_elsewhere(name) else ""
+
+    def _from_elsewhere(self, name: str) -> bool:
+        """Tell whether a parameter is of an expert to which the runs send the tokens of other ranks."""
+        return self._experts in (Experts.REDUCED, Experts.STEPS) and _EXPERT.fullmatch(name) is not None
 
     def _other_microbatch(self, key: RecordKey) -> bool:
         """Tell whether it is not known what of the other run a record of one microbatch is."""
@@ -179,9 +186,12 @@ class Groups:
 
     def _add_activation(self, rank: int, where: RankCoordinates, record: TensorRecord) -> None:
         lane, (key, factor) = self._lanes.of(where), self._numbered(record.key, where)
-        if self._between_stages(key, where):
+        end = self._ends.get(slot_of(key))
+        if end is not None and end != self._stages.part(rank, key):  # what one part gives to the next
             self._passed_on += 1
             return
+        if end is not None and self._stages.chunks > 1:
+            key = replace(key, occurrence=0)  # the nth call of its name is that of the nth chunk
         place = place_of(record, where)
         reason = self._unplaced(key, place, where)
         if reason:
@@ -192,10 +202,6 @@ class Groups:
             part = Part(placement=place, start=0, stop=place.local_numel)
             shard = Shard(rank=rank, where=where, record=record, part=part, factor=factor)
             self._activations[lane, key].append(shard)
-
-    def _between_stages(self, key: RecordKey, where: RankCoordinates) -> bool:
-        """Tell whether a part of a module receives it from, or gives it to, the part on another stage."""
-        return where.pp_rank != self._ends.get(slot_of(key), where.pp_rank)
 
     def _unplaced(self, key: RecordKey, place: Placement | Unplaced, where: RankCoordinates) -> str:
         """Return why a module's tensor cannot be compared; empty where it can."""
@@ -238,7 +244,7 @@ class Groups:
         placement = placements.get(key.fqn)
         if placement is not None and placement.copy_of:
             key = replace(key, fqn=placement.copy_of)
-        if key.role is Role.BATCH and self._chunks:
+        if key.role is Role.BATCH and self._stages.chunks > 1:
             key = replace(key, occurrence=0)  # each chunk of a rank reads the batch
         self._replicated[0 if whole else lane, key].append((rank, record))
 
@@ -259,6 +265,8 @@ class Groups:
         found: dict[int, list[Merged]] = defaultdict(list)
         for (lane, key), shards in self._parameters.items():
             found[lane].append(self._merger.merge(key, shards))
+        found[0] += [self._merger.merge(key, terms) for key, terms in self._sums]
+        self.unruled.update(dict.fromkeys(self._sums.incomplete, INCOMPLETE))
         apart = self._lanes is Lanes.TOKENS  # a lane has its context-parallel rank's tokens alone
         for (lane, key), shards in self._activations.items():
             own = held_alone(shards) if apart and shards[0].where.cp_size > 1 else shards

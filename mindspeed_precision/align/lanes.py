@@ -132,6 +132,8 @@ class Experts(Enum):
 
     REDUCED = "reduced"
     """What is reduced alone."""
+    STEPS = "steps"
+    """Its gradients before, summed over a step and over all ranks."""
     SUMS = "sums"
     """Its gradients before: it has the same tokens in each lane."""
     MODULES = "modules"
@@ -156,6 +158,12 @@ def common_experts(one: Mapping[str, object], two: Mapping[str, object]) -> Expe
     if alike and same_rank and spread == tensor:
         return Experts.MODULES  # it takes from its own rank alone
     return Experts.SUMS if spread == tensor else Experts.REDUCED
+
+
+def each_token_once(layout: Mapping[str, object]) -> bool:
+    """Tell whether no two ranks of a tensor-parallel group compute dW of one expert from one token."""
+    whole = layout["etp_size"] in (None, layout["tp_size"])
+    return whole or bool(layout["sequence_parallel"])
 
 
 def _size(layout: Mapping[str, object], name: str) -> int:

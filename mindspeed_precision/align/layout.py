@@ -15,7 +15,7 @@ one. Parameters are in the first lane of those that see the same part of the bat
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -25,12 +25,14 @@ from mindspeed_precision.align.lanes import (
     Lanes,
     common_experts,
     common_lanes,
+    each_token_once,
     layout_of,
 )
-from mindspeed_precision.align.microbatches import Numbering, common_numbering
-from mindspeed_precision.align.places import Slot, of_collective, of_module, placement_of, slot_of
+from mindspeed_precision.align.microbatches import Numbering, common_numbering, sums_of_steps_known
+from mindspeed_precision.align.places import Slot, of_collective, of_module, placement_of
 from mindspeed_precision.align.sequences import doubt_of_order, sequences_known
 from mindspeed_precision.align.shards import CanonicalRank, Merged
+from mindspeed_precision.align.stages import ModelPart, Stages
 from mindspeed_precision.dump.reader import RankRecords, Run
 from mindspeed_precision.record.placement import PARAMETER_ROLES
 from mindspeed_precision.records import (
@@ -68,20 +70,23 @@ def canonical_runs(baseline: Run, candidate: Run) -> tuple[Canonical, Canonical]
     lanes, experts = common_lanes(*layouts), common_experts(*layouts)
     apart = lanes in (Lanes.NONE, Lanes.BATCHES)
     numberings = common_numbering(baseline, candidate) if apart else (None, None)
-    spanning = spanning_modules(baseline) | spanning_modules(candidate)
+    stages = Stages(baseline), Stages(candidate)
+    if experts is Experts.REDUCED and all(map(each_token_once, layouts)):
+        known = sums_of_steps_known(baseline, candidate, numberings, apart=apart)
+        experts = Experts.STEPS if known else experts
+    spanning = stages[0].spanning() | stages[1].spanning()
     sequences = sequences_known(baseline, candidate, apart=apart)
-    chunks = any(layout["virtual_pipeline_model_parallel_size"] for layout in layouts)
     one, two = (
         canonical(
             *(run, side),
-            ends={} if chunks else ends_of(run, spanning),
+            ends=parts.ends(spanning),
             lanes=lanes,
             experts=experts,
             spanning=spanning,
             numbering=numbering,
             sequences=sequences,
         )
-        for run, side, numbering in zip((baseline, candidate), Side, numberings, strict=True)
+        for run, side, numbering, parts in zip((baseline, candidate), Side, numberings, stages, strict=True)
     )
     if apart and (doubt := doubt_of_order(one.run, two.run)):
         one, two = _without_activations(one, doubt), _without_activations(two, doubt)
@@ -118,7 +123,7 @@ def canonical(
     spanning: frozenset[str] = frozenset(),
     numbering: Numbering | None = None,
     sequences: bool = True,
-    ends: Mapping[Slot, int] | None = None,
+    ends: Mapping[Slot, ModelPart] | None = None,
 ) -> Canonical:
     """Merge the ranks of a run.
 
@@ -131,7 +136,7 @@ def canonical(
         numbering: the number of each microbatch in the whole batch, where both runs have the same one; None:
             they are not known to. Only asked for where the runs split the batch or the sequence otherwise.
         sequences: it is known where the parts of a sequence sit.
-        ends: of modules with parts on several stages, which stage's record is the whole module's.
+        ends: of modules with parts on several stages, which part's record is the whole module's.
     """
     groups = Groups(
         run,
@@ -158,35 +163,6 @@ def canonical(
         replicas=tuple(replace(difference, side=side) for difference in groups.replicas),
         notes=tuple(groups.notes(side)),
     )
-
-
-def spanning_modules(run: Run) -> frozenset[str]:
-    """Return the names of modules of which several pipeline stages have a part: the decoder, the model."""
-    stages: dict[str, set[int]] = defaultdict(set)
-    for rank in run.ranks.values():
-        for record in rank.records:
-            if of_module(record.key):
-                stages[record.key.fqn].add(rank.coordinates.pp_rank)
-    return frozenset(name for name, found in stages.items() if len(found) > 1)
-
-
-def ends_of(run: Run, spanning: frozenset[str]) -> dict[Slot, int]:
-    """Return which stage has what a whole module receives and returns, of modules with parts on several.
-
-    Its inputs are those of the first stage that is given them (labels come to the last one alone), its
-    outputs those of the last part. Interleaved stages have several parts of one name: of them it is not
-    known.
-    """
-    slots: dict[Slot, list[int]] = defaultdict(list)
-    parts: dict[str, list[int]] = defaultdict(list)
-    for rank in run.ranks.values():
-        stage = rank.coordinates.pp_rank
-        for key in (record.key for record in rank.records):
-            if key.fqn in spanning and of_module(key) and not of_collective(key):
-                slots[slot_of(key)].append(stage)
-                parts[key.fqn].append(stage)
-    inputs = Role.INPUT, Role.GRAD_INPUT
-    return {slot: min(held) if slot[1] in inputs else max(parts[slot[0]]) for slot, held in slots.items()}
 
 
 def _lane(

@@ -8,14 +8,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mindspeed_precision.align.shards import Merged, Shard, exact
+from mindspeed_precision.align.stages import Stages
 from mindspeed_precision.dump.reader import Run
 from mindspeed_precision.record.merge import merge_digests, scale_digest, sum_digests
-from mindspeed_precision.record.placement import term_of
 from mindspeed_precision.records import (
     NO_MICROBATCH,
     Digest,
     Phase,
-    RankCoordinates,
     RecordKey,
     ReplicasDiffer,
     Side,
@@ -33,6 +32,7 @@ class Merger:
 
     Args:
         run: the run.
+        stages: the parts of its model.
 
     Attributes:
         unruled: keys of records that could not be merged, with the reason.
@@ -40,8 +40,9 @@ class Merger:
         compared: how many tensors were found to have several copies.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, stages: Stages) -> None:
         self._run = run
+        self._stages = stages
         self.unruled: dict[RecordKey, str] = {}
         self.replicas: list[tuple[tuple[object, ...], ReplicasDiffer]] = []
         self.compared = 0
@@ -97,8 +98,7 @@ class Merger:
         """Return one rank's shard of each term of a sum, of one place; replicas of a term are checked."""
         terms: dict[int, list[Shard]] = defaultdict(list)
         for shard in members:
-            summed = shard.part.placement.partial
-            terms[term_of(shard.part.placement, shard.where)[0] if summed else 0].append(shard)
+            terms[shard.term_of[0]].append(shard)
         for replicas in terms.values():
             self.check_replicas(key, [(shard.rank, shard.record) for shard in replicas])
         return [replicas[0] for replicas in terms.values()]
@@ -122,7 +122,7 @@ class Merger:
 
     def order(self, rank: int, record: TensorRecord) -> tuple[object, ...]:
         """Place a record in the execution of the whole model."""
-        return execution_order(self._run.ranks[rank].coordinates, record)
+        return execution_order(self._stages, rank, record)
 
     def check_replicas(self, key: RecordKey, held: Sequence[tuple[int, TensorRecord]]) -> None:
         """Note it where ranks hold copies that are none."""
@@ -136,31 +136,32 @@ class Merger:
             self.replicas.append((self.order(*held[0]), found))
 
 
-def execution_order(where: RankCoordinates, record: TensorRecord) -> tuple[object, ...]:
-    """Place a record in the execution of the whole model: forward through the stages, then backward."""
-    stage, key = where.pp_rank, record.key
-    late = key.phase not in _IN_MICROBATCH or (key.phase, key.microbatch) == (Phase.LOSS, NO_MICROBATCH)
-    forward = key.phase not in (Phase.DGRAD, *BEFORE_REDUCTION)
-    depth = 0 if late else stage if forward else -stage
+def execution_order(stages: Stages, rank: int, record: TensorRecord) -> tuple[object, ...]:
+    """Place a record in the execution of the whole model: forward through its parts, then backward."""
+    key = record.key
+    of_step = key.microbatch == NO_MICROBATCH and key.phase in (Phase.LOSS, Phase.WGRAD)
+    late = of_step or key.phase not in _IN_MICROBATCH
+    forward = late or key.phase not in (Phase.DGRAD, *BEFORE_REDUCTION)
+    chunk, stage = (0, 0) if late else stages.part(rank, key)
+    depth = (chunk, stage) if forward else (-chunk, -stage)
     return key.step, late, key.microbatch, not forward, depth, record.seq
 
 
 def _problem(terms: Sequence[Sequence[Shard]], shape: tuple[int, ...]) -> str:
     """Say why shards do not make a tensor; empty where they do."""
-    first = terms[0][0].part.placement
+    first = terms[0][0]
     every = [shard for found in terms for shard in found]
     if any(shard.part.placement.shape != shape for shard in every):
         return "its ranks do not agree on the shape of the whole"
     if any(shard.record.dtype != terms[0][0].record.dtype for shard in every):
         return "its ranks hold it in several types"
     held = sum(found[0].record.numel for found in terms)
-    expected = term_of(first, terms[0][0].where)[1] if first.partial else 1
+    expected = first.term_of[1]
     if held != math.prod(shape) or any(len(found) != expected for found in terms):
         return "not every rank that holds a part of it recorded it"
-    if first.partial and not all(s.record.digest.sketch or s.record.payload for s in every):
-        return (
-            f"a sum over {first.partial}: fingerprints do not add up to those of a sum (capture.level=sketch)"
-        )
+    summed = first.part.placement.partial or ("a step" if first.term else "")
+    if summed and not all(s.record.digest.sketch or s.record.payload for s in every):
+        return f"a sum over {summed}: fingerprints do not add up to those of a sum (capture.level=sketch)"
     return ""
 
 

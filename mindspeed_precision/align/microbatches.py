@@ -89,6 +89,23 @@ def common_numbering(baseline: Run, candidate: Run) -> tuple[Numbering | None, N
     )
 
 
+def sums_of_steps_known(
+    baseline: Run, candidate: Run, numberings: tuple[Numbering | None, Numbering | None], *, apart: bool
+) -> bool:
+    """Tell whether a gradient that is summed over a step is the same sum in both runs, but for the factor.
+
+    Args:
+        baseline: a run.
+        candidate: another.
+        numberings: of their microbatches.
+        apart: they split the batch or the sequence otherwise; else microbatches are alike.
+    """
+    if apart:
+        return all(found is not None and found.gradients is not None for found in numberings)
+    mine = _microbatches(baseline)
+    return mine is not None and mine == _microbatches(candidate)
+
+
 def _microbatches(run: Run) -> int | None:
     """Return how many microbatches a rank has in every step; None: not known."""
     found = {n for rank in run.ranks.values() for step, n in rank.microbatches.items() if step != INIT_STEP}

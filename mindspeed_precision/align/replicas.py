@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mindspeed_precision.align.groups import Groups
 from mindspeed_precision.align.lanes import Experts, Lanes, layout_of
-from mindspeed_precision.align.layout import spanning_modules
+from mindspeed_precision.align.stages import Stages
 from mindspeed_precision.dump.reader import Run
 from mindspeed_precision.records import Phase, ReplicasDiffer
 
@@ -49,7 +49,8 @@ def replicas_of(run: Run) -> Replicas:
         run: as recorded; its steps are those of each rank.
     """
     experts = _experts(layout_of(run))
-    groups = Groups(run, lanes=Lanes.TOKENS, experts=experts, spanning=spanning_modules(run), numbering=None)
+    spanning = Stages(run).spanning()
+    groups = Groups(run, lanes=Lanes.TOKENS, experts=experts, spanning=spanning, numbering=None)
     for number, rank in run.ranks.items():
         groups.add(number, rank)
     groups.compare_copies()

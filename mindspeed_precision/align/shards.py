@@ -11,7 +11,13 @@ from numpy.typing import NDArray
 from mindspeed_precision.backends.base import HostTensor
 from mindspeed_precision.dump.reader import RankRecords, Run
 from mindspeed_precision.record.elements import to_bits, to_numbers
-from mindspeed_precision.record.placement import CONTEXT_GROUP, canonical_index, places_of, without_sum
+from mindspeed_precision.record.placement import (
+    CONTEXT_GROUP,
+    canonical_index,
+    places_of,
+    term_of,
+    without_sum,
+)
 from mindspeed_precision.records import Part, RankCoordinates, Split, TensorRecord
 
 
@@ -26,6 +32,7 @@ class Shard:
         part: which elements these are.
         factor: what the record has to be multiplied by; 1 but for gradients of a batch that is split
             otherwise.
+        term: which term of a sum over a step it is, and of how many; None: its placement says that.
     """
 
     rank: int
@@ -33,11 +40,19 @@ class Shard:
     record: TensorRecord
     part: Part
     factor: float = 1.0
+    term: tuple[int, int] | None = None
 
     @property
     def place(self) -> tuple[object, ...]:
         """What replicas of one shard have in common."""
         return self.part.placement.splits, self.part.start, self.part.stop
+
+    @property
+    def term_of(self) -> tuple[int, int]:
+        """Which term of a sum it is, and of how many there are: of what is no sum the one."""
+        if self.term is not None:
+            return self.term
+        return term_of(self.part.placement, self.where) if self.part.placement.partial else (0, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,4 +170,4 @@ def _within(part: Part, held: Mapping[int, NDArray[np.int64]]) -> Part:
 
 def exact(shard: Shard) -> bool:
     """Tell whether a shard's elements are the canonical tensor's, bit for bit."""
-    return shard.factor == 1.0 and not shard.part.placement.partial
+    return shard.factor == 1.0 and not shard.part.placement.partial and shard.term_of[1] == 1

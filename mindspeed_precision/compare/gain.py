@@ -50,9 +50,10 @@ class Gains:
             for size in (rank.coordinates.dp_size, rank.coordinates.cp_size, rank.coordinates.ep_size)
         }
         self._reductions = Reductions(baseline), Reductions(candidate)
+        summed = _summed_elsewhere(baseline) | _summed_elsewhere(candidate)
         self._last: dict[_Place, Pair] = {}
         for pair in pairs if sizes == {1} else ():
-            if pair.key.phase is Phase.ACCUMULATE and pair.key.slot == "after":
+            if (pair.key.phase, pair.key.slot) == (Phase.ACCUMULATE, "after") and pair.key.fqn not in summed:
                 known = self._last.get(_place(pair))
                 if known is None or _order(known) < _order(pair):
                     self._last[_place(pair)] = pair
@@ -86,6 +87,12 @@ class Gains:
         meant = (ratio, ratio * two.data_ranks / one.data_ranks)
         nearest = min(meant, key=lambda found: abs(math.log(found)))
         return Gain(change=nearest - 1, error=sum(f.error / abs(f.value) for f in factors if f is not None))
+
+
+def _summed_elsewhere(run: Run) -> set[str]:
+    """Return the parameters whose gradient on a rank is one term of a sum: a tied embedding's, a norm's."""
+    placed = ((p.fqn, p.placement) for rank in run.ranks.values() for p in rank.parameters)
+    return {name for name, placement in placed if placement and (placement.partial or placement.copy_of)}
 
 
 def _place(pair: Pair) -> _Place:

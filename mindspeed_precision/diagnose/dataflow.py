@@ -252,6 +252,20 @@ RULES: tuple[Rule, ...] = (
         content=_TENSORS,
         tiers=((Source(Phase.FPROP, (Role.INPUT,), where=Where.REPLICA),), _EARLIER_FORWARD),
     ),
+    # an expert's, summed over a step
+    Rule(
+        Phase.WGRAD,
+        _GRADIENTS,
+        whole_step=True,
+        tiers=(
+            (Source(Phase.WGRAD, _GRADIENTS, Names.OWNER, When.STEP, Where.ALL),),
+            (
+                Source(Phase.DGRAD, _FLOW, Names.ANY, When.MICROBATCHES, Where.ALL),
+                Source(Phase.FPROP, _TENSORS, Names.ANY, When.MICROBATCHES, Where.ALL),
+            ),
+            (Source(Phase.WGRAD, (Role.GRAD_OUTPUT, Role.INPUT), Names.ANY, When.MICROBATCHES, Where.ALL),),
+        ),
+    ),
     Rule(
         Phase.WGRAD,
         _GRADIENTS,

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from mindspeed_precision.align.merging import execution_order
+from mindspeed_precision.align.stages import Stages
 from mindspeed_precision.records import (
     COLLECTIVES,
     NO_MICROBATCH,
@@ -38,7 +39,8 @@ class Found:
 
 def in_execution_order(facts: RunFacts, found: Iterable[Found]) -> list[Found]:
     """Order what was found as the whole model runs: by step, microbatch, forward, backward, stage."""
-    return sorted(found, key=lambda one: execution_order(facts.ranks[one.rank].coordinates, one.record))
+    stages = Stages(facts.run)
+    return sorted(found, key=lambda one: execution_order(stages, one.rank, one.record))
 
 
 def seen_first(found: Found, facts: RunFacts, finding: Finding, *, count: int, kind: str = "") -> Partial:
@@ -51,7 +53,7 @@ def seen_first(found: Found, facts: RunFacts, finding: Finding, *, count: int, k
         count: how many places it is of.
         kind: where a check tells several things apart under one id.
     """
-    order = execution_order(facts.ranks[found.rank].coordinates, found.record)
+    order = execution_order(Stages(facts.run), found.rank, found.record)
     return Partial(**vars(finding), order=(*order, found.rank), kind=kind, count=count)
 
 

@@ -16,7 +16,7 @@ from mindspeed_precision.diagnose.coverage import gaps
 from mindspeed_precision.diagnose.pipeline import gather_facts
 from mindspeed_precision.dump.reader import load_run
 from mindspeed_precision.flow import compare_runs
-from mindspeed_precision.records import Phase, RankCoordinates, Role, Side
+from mindspeed_precision.records import NO_MICROBATCH, Phase, RankCoordinates, Role, Side, Verdict
 
 WGRAD = (Phase.WGRAD, Role.WGRAD)
 EXPERTS = tuple(f"mlp.experts.local_experts.{number}.linear_fc1.weight" for number in range(2))
@@ -85,8 +85,8 @@ def test_a_context_parallel_rank_whose_gradient_was_not_reduced_is_named(tmp_pat
     assert "ranks 0 and ranks 1 hold different bits" in finding.evidence
 
 
-def mixture(directory, *, ep=1, etp=1, tp=1, dp=1, wrong=None):
-    """Write a run with a dense weight and two experts.
+def mixture(directory, *, ep=1, etp=1, tp=1, dp=1, wrong=None, share=1.0, sequence_parallel=None):
+    """Write a run with a dense weight and two experts, of whose dW each rank has a share.
 
     Experts are distributed over consecutive ranks, as Megatron does it: first over a tensor-parallel group.
     """
@@ -107,11 +107,13 @@ def mixture(directory, *, ep=1, etp=1, tp=1, dp=1, wrong=None):
         rank = Rank(where, placements).add(WEIGHT, REDUCED).add(WEIGHT, WGRAD)
         for e in own:
             value = of_expert(e, REDUCED) * np.float32(2 if wrong == number else 1)
-            rank.add(EXPERTS[e], REDUCED, value).add(EXPERTS[e], WGRAD, of_expert(e, WGRAD))
+            rank.add(EXPERTS[e], REDUCED, value)
+            rank.add(EXPERTS[e], WGRAD, of_expert(e, WGRAD) * np.float32(share))
         ranks.append(rank)
     write(directory, ranks)
     manifest = json.loads((directory / "run.json").read_text())
-    settings = {"num_moe_experts": 2, "expert_tensor_parallel_size": etp, "sequence_parallel": tp > 1}
+    scattered = tp > 1 if sequence_parallel is None else sequence_parallel
+    settings = {"num_moe_experts": 2, "expert_tensor_parallel_size": etp, "sequence_parallel": scattered}
     manifest["config"] = {"transformer_config": settings}
     (directory / "run.json").write_text(json.dumps(manifest))
     return load_run(directory)
@@ -154,6 +156,66 @@ def test_an_expert_of_another_rank_has_the_tokens_of_others_too(tmp_path):
     lost = replace(last, records=tuple(r for r in last.records if r.key.fqn != EXPERTS[1]))
     lossy = replace(candidate, ranks={**candidate.ranks, 1: lost})
     assert [gap.fqn for gap in gaps(gather_facts(baseline, lossy, alignment, policy=policy))] == [EXPERTS[1]]
+
+
+SPREAD = [
+    ({"dp": 2, "share": 0.5}, {"dp": 2, "ep": 2}),
+    ({"dp": 4, "share": 0.25}, {"dp": 4, "ep": 2, "share": 0.5}),
+    ({"dp": 2, "share": 0.5}, {"dp": 2, "tp": 2, "ep": 2, "etp": 2}),
+    ({}, {"tp": 2, "share": 0.5}),  # tokens are split, copies of the experts are not
+]
+
+
+def summed(alignment):
+    found = [p for p in alignment.pairs if p.key.phase is Phase.WGRAD and p.key.fqn in EXPERTS]
+    assert all(p.key.microbatch == NO_MICROBATCH for p in found)
+    return [p.key.fqn for p in found]
+
+
+@pytest.mark.parametrize("layouts", SPREAD)
+def test_over_a_step_an_expert_has_the_same_tokens(layouts, tmp_path):
+    """However they are spread: the shares of all ranks are the sum; one of them is wrong, and is found."""
+    one, two = (with_a_microbatch(mixture(tmp_path / str(n), **how)) for n, how in enumerate(layouts))
+    for pair in ((one, two), (two, one)):
+        assert sorted(summed(align(*pair))) == sorted(EXPERTS)
+        diagnosis = compare_runs(*pair, policy="cross_layout", replay=False)
+        assert diagnosis.first_divergence is None
+        judged = [c for c in diagnosis.comparisons if c.key.phase is Phase.WGRAD and c.key.fqn in EXPERTS]
+        assert {c.verdict for c in judged} <= {Verdict.IDENTICAL, Verdict.WITHIN_TOLERANCE}
+    share = layouts[1].get("share", 1.0) * 1.001
+    wrong = with_a_microbatch(mixture(tmp_path / "wrong", **{**layouts[1], "share": share}))
+    diagnosis = compare_runs(one, wrong, policy="cross_layout", replay=False)
+    assert [(o.key.fqn, o.key.role, o.key.microbatch) for o in diagnosis.origins] == [
+        (name, Role.WGRAD, NO_MICROBATCH) for name in EXPERTS
+    ]
+    assert diagnosis.origins[0].held_by == tuple(
+        number for number, rank in two.ranks.items() if EXPERTS[0] in {p.fqn for p in rank.parameters}
+    )
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_sum_over_a_step_that_lacks_a_rank_is_said_and_not_compared(rank, tmp_path):
+    runs = [mixture(tmp_path / "one", dp=2, share=0.5), mixture(tmp_path / "two", dp=2, ep=2)]
+    one, two = map(with_a_microbatch, runs)
+    kept = [r for r in one.ranks[rank].records if (r.key.fqn, r.key.phase) != (EXPERTS[1], Phase.WGRAD)]
+    ranks = {**one.ranks, rank: replace(one.ranks[rank], records=tuple(kept))}
+    alignment = align(replace(one, ranks=ranks), two)
+    assert summed(alignment) == [EXPERTS[0]]
+    assert not alignment.unmatched
+    told = {key.fqn: reason for key, reason in alignment.unruled.items() if key.microbatch == NO_MICROBATCH}
+    assert told == {EXPERTS[1]: "not every rank and microbatch of a step recorded an expert's dW"}
+
+
+def test_ranks_that_may_have_the_same_tokens_are_not_added_up(tmp_path):
+    """Copies of an expert on tensor-parallel ranks that do not split the sequence."""
+    one, two = mixture(tmp_path / "one"), mixture(tmp_path / "two", tp=2, sequence_parallel=False)
+    assert summed(align(*map(with_a_microbatch, (one, two)))) == []
+
+
+def test_steps_of_other_microbatches_are_not_the_same_sum(tmp_path):
+    one, two = mixture(tmp_path / "one", dp=2, share=0.5), mixture(tmp_path / "two", dp=2, ep=2)
+    ranks = {number: replace(rank, microbatches={0: 2}) for number, rank in two.ranks.items()}
+    assert summed(align(with_a_microbatch(one), replace(two, ranks=ranks))) == []
 
 
 def test_an_expert_within_the_tensor_parallel_group_has_the_tokens_of_its_lane(tmp_path):

@@ -1,4 +1,4 @@
-"""Every layout of up to four processes against one process, healthy and with three faults each.
+"""Every layout of up to four processes against one process and any other, healthy and with three faults each.
 
 ``make layouts`` runs it and prints what was found where; docs/layouts.md shows that table.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -62,7 +63,9 @@ class Layout:
 SP = {"tp": 2, "sequence_parallel": True}
 DISTRIBUTED = {"distributed_optimizer": True}
 LAYOUTS = {
-    "TP2": Layout(model="plain", split={"tp": 2}, faults=("transposed_shard", "scaled_shard")),
+    "TP2": Layout(
+        model="plain", split={"tp": 2}, faults=("input_gradient", "transposed_shard", "scaled_shard")
+    ),
     "TP2 SP": Layout(model="gated", split=SP, faults=(*OF_TENSOR, "scaled_shard")),
     "PP2": Layout(
         model="plain", split={"pp": 2}, faults=("tied_embedding", "transposed_shard", "scaled_stage")
@@ -138,8 +141,10 @@ LAYOUTS = {
     ),
 }
 CASES = [(name, fault) for name, layout in LAYOUTS.items() for fault in layout.faults]
+PAIRS = [pair for pair in combinations(LAYOUTS, 2) if LAYOUTS[pair[0]].model == LAYOUTS[pair[1]].model]
+"""Layouts of one model, each with every other."""
 
-Compare = Callable[[str, str], Diagnosis]
+Compare = Callable[..., Diagnosis]
 
 
 @pytest.fixture(scope="module")
@@ -183,16 +188,14 @@ def place(name, fault):
 
 @pytest.fixture(scope="module")
 def table(request) -> Iterator[dict[str, dict[str, str]]]:
-    """Collect what was found; print it at the end."""
-    rows: dict[str, dict[str, str]] = {name: {} for name in LAYOUTS}
+    """Collect what was found, by baseline (empty: one process), layout and fault; print it at the end."""
+    rows: dict[tuple[str, str, str], str] = {}
     yield rows
     plugin = request.config.pluginmanager.getplugin
-    lines = ["\n| layout | healthy | fault | found first |", "|---|---|---|---|"]
+    lines = ["\n| baseline | layout | fault | found first |", "|---|---|---|---|"]
     lines += [
-        f"| {name} | {found.get('', 'not run')} | {fault} | {found.get(fault, 'not run')} |"
-        for name, found in rows.items()
-        if found
-        for fault in LAYOUTS[name].faults
+        f"| {baseline or 'one process'} | {name} | {fault or 'healthy'} | {found} |"
+        for (baseline, name, fault), found in rows.items()
     ]
     with plugin("capturemanager").global_and_fixture_disabled():
         plugin("terminalreporter").write("\n".join(lines) + "\n")
@@ -200,11 +203,14 @@ def table(request) -> Iterator[dict[str, dict[str, str]]]:
 
 @pytest.fixture
 def compare(recorded) -> Compare:
-    """Return a function that compares a run of a layout with that of one process."""
+    """Return a function that compares a run of a layout with that of another one, or of one process."""
 
-    def compared(name: str, fault: str) -> Diagnosis:
+    def compared(name: str, fault: str, baseline: str = "") -> Diagnosis:
         folder = recorded(name)
-        return compare_runs(folder / LAYOUTS[name].model, folder / place(name, fault))
+        other = place(baseline, "") if baseline else LAYOUTS[name].model
+        if baseline:
+            recorded(baseline)
+        return compare_runs(folder / other, folder / place(name, fault))
 
     return compared
 
@@ -219,25 +225,34 @@ KINDS = (
 )
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_a_healthy_layout_agrees_by_the_name_of_every_parameter(name, compare, table):
-    diagnosis = compare(name, "")
-    assert diagnosis.status is Verdict.WITHIN_TOLERANCE, render(diagnosis)
+def require_agreement(diagnosis: Diagnosis) -> str:
+    """Require that every parameter is compared by its name and agrees; return what was compared."""
+    assert diagnosis.status in (Verdict.WITHIN_TOLERANCE, Verdict.IDENTICAL), render(diagnosis)
     assert diagnosis.findings == ()
     assert not diagnosis.unmatched
     for kind in KINDS:
         named = {c.key.fqn for c in diagnosis.comparisons if (c.key.phase, c.key.role) == kind}
         assert len(named) == diagnosis.coverage.parameters, kind
     early = sum(c.key.phase in (Phase.WGRAD, Phase.ACCUMULATE) for c in diagnosis.comparisons)
-    table[name][""] = f"{len(diagnosis.comparisons)} records agree, {early} of them before the reduction"
+    return f"{len(diagnosis.comparisons)} records agree, {early} of them before the reduction"
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_healthy_layout_agrees_by_the_name_of_every_parameter(name, compare, table):
+    table["", name, ""] = require_agreement(compare(name, ""))
+
+
+def last_layer(name):
+    return f"decoder.layers.{MODELS[LAYOUTS[name].model].get('layers', 2) - 1}"
 
 
 def target(name, fault):
     """Return the parameters that a fault spoils."""
-    model = MODELS[LAYOUTS[name].model]
-    last = f"decoder.layers.{model.get('layers', 2) - 1}"
+    last = last_layer(name)
     if fault.startswith("norm"):
         return {f"{last}.input_layernorm.weight"}
+    if fault == "input_gradient":  # what lies before the linear: its norm first
+        return {f"{last}.pre_mlp_layernorm.weight", f"{last}.pre_mlp_layernorm.bias"}
     if fault == "tied_embedding":
         return {"embedding.word_embeddings.weight"}
     if fault == "transposed_expert":
@@ -255,26 +270,43 @@ def spoiled(name, fault, fqn):
         interleaved = "vpp" in LAYOUTS[name].split
         mine = range(1, layers, 2) if interleaved else range(layers // 2, layers)
         return any(fqn.startswith(f"decoder.layers.{number}.") for number in mine)
+    if fault == "input_gradient":
+        return not fqn.startswith((f"{last_layer(name)}.mlp.", "decoder.final_layernorm."))
     if fault == "scaled_experts":
         return any(f".local_experts.{number}." in fqn for number in (2, 3))
     return fqn in target(name, fault)
 
 
-@pytest.mark.parametrize(("name", "fault"), CASES)
-def test_a_fault_is_found_at_the_tensor_that_it_spoils(name, fault, compare, table):
-    diagnosis = compare(name, fault)
+def require_found(diagnosis: Diagnosis, name: str, fault: str) -> str:
+    """Require that a fault comes first, at what it spoils and nowhere else; return where it was found."""
     first = diagnosis.first_divergence
     assert first is not None, render(diagnosis)
     assert first.key.step == 0
     assert first.key.phase in (Phase.WGRAD, Phase.REDUCE), render(diagnosis)
     assert spoiled(name, fault, first.key.fqn), render(diagnosis)
+    if fault == "input_gradient":
+        assert first.key.fqn in target(name, fault), render(diagnosis)
     reduced = [o for o in diagnosis.origins if o.key.role is Role.REDUCED_GRAD and o.key.step == 0]
     assert all(spoiled(name, fault, origin.key.fqn) for origin in reduced), render(diagnosis)
     ranks = [f for f in diagnosis.findings if f.id == "parallel.replicas_differ"]
     assert all(spoiled(name, fault, finding.where.fqn) for finding in ranks), render(diagnosis)
     more = ", parallel.replicas_differ" if ranks else ""
     shown = first.key.fqn.removeprefix("decoder.")
-    table[name][fault] = f"{first.key.role.value} of `{shown}`, ranks {held(first)}{more}"
+    return f"{first.key.role.value} of `{shown}`, ranks {held(first)}{more}"
+
+
+@pytest.mark.parametrize(("name", "fault"), CASES)
+def test_a_fault_is_found_at_the_tensor_that_it_spoils(name, fault, compare, table):
+    table["", name, fault] = require_found(compare(name, fault), name, fault)
+
+
+@pytest.mark.parametrize(("baseline", "name"), PAIRS)
+def test_two_layouts_agree_and_a_fault_in_one_is_found(baseline, name, compare, table):
+    """Nothing is trained for it; the faults take turns."""
+    table[baseline, name, ""] = require_agreement(compare(name, "", baseline))
+    faults = LAYOUTS[name].faults
+    fault = faults[PAIRS.index((baseline, name)) % len(faults)]
+    table[baseline, name, fault] = require_found(compare(name, fault, baseline), name, fault)
 
 
 def held(origin):

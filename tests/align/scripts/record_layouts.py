@@ -66,6 +66,13 @@ def norm_over_batch_group(trainer):
         )
 
 
+def input_gradient(trainer):
+    """What the backward pass sends out of one column-parallel linear is each rank's own term of its sum."""
+    for name, module in canonical_names(capture_backend(), trainer.model).modules:
+        if name == f"{layer(trainer)}.mlp.linear_fc1":
+            module.explicit_expert_comm = True  # as if somebody else summed it
+
+
 def tied_embedding(trainer):
     """The gradient of the tied embedding misses its sum over the two stages that use it."""
     module = sys.modules["megatron.core.distributed.finalize_model_grads"]  # the package has its function
@@ -144,6 +151,7 @@ PLANTS = {
         for f in (
             norm_over_tensor_group,
             norm_over_batch_group,
+            input_gradient,
             tied_embedding,
             transposed_shard,
             transposed_expert,
