@@ -236,9 +236,12 @@ compat-quick: ## a part of the next two, in a minute, beside each other; a Pytho
 
 # PYTHONS names others, by path where they are not on PATH. (`make matrix` are tests that take minutes.)
 PYTHONS ?= $(foreach version,3.10 3.11 3.12 3.13,$(call found,$(version)))
-compat: ## the same on every Python from 3.10 to 3.13, with the oldest and the newest libraries (eight times; an hour)
+compat: ## the same on every Python from 3.10 to 3.13, with the oldest and the newest libraries, wheel and editable (eight times; an hour)
 	@declare -A oldest=([3.10]="$(OLDEST_3.10)" [3.11]="$(OLDEST_3.11)" [3.12]="$(OLDEST_3.12)" [3.13]="$(OLDEST_3.13)")
 	failed=
+	made=$$(mktemp -d)
+	trap 'rm -rf "$$made"' EXIT
+	$(PYTHON) -m pip --quiet --disable-pip-version-check wheel --no-deps --wheel-dir "$$made" .
 	for python in $(PYTHONS); do
 	  if ! version=$$("$$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])'); then
 	    failed+=" $$python (does not run here)"
@@ -249,9 +252,13 @@ compat: ## the same on every Python from 3.10 to 3.13, with the oldest and the n
 	    wanted=$${oldest[$$version]}
 	    if [[ $$libraries == newest ]]; then wanted="$(NEWEST)"; fi
 	    echo "Python $$version with the $$libraries libraries"
-	    [[ -x $$environment/bin/python ]] || "$$python" -m venv $$environment
-	    $$environment/bin/python -m pip --quiet --disable-pip-version-check install -e '.[report]' pytest hypothesis $$wanted
-	    $$environment/bin/python -m pytest $(FRAMEWORK_FREE) $(ARGS) || failed+=" $$version with the $$libraries libraries"
+	    $(call install_framework_free,"$$python",$$environment,$$wanted)
+	    pip="$$environment/bin/python -m pip --quiet --disable-pip-version-check"
+	    $$pip install --force-reinstall --no-deps "$$made"/*.whl
+	    $$environment/bin/python -I tests/repository/scripts/installed_package.py "$$(basename "$$made"/*.whl)" \
+	      || failed+=" $$version with the $$libraries libraries, the wheel;"
+	    $$pip install --no-deps -e .
+	    $$environment/bin/python -m pytest $(FRAMEWORK_FREE) $(ARGS) || failed+=" $$version with the $$libraries libraries;"
 	  done
 	done
 	if [[ -n $$failed ]]; then echo "make: failed:$$failed" >&2; exit 1; fi

@@ -1,4 +1,4 @@
-"""Megatron's in-process restart, nvidia-resiliency-ext and all: as without us, and attempts are told apart."""
+"""Megatron's in-process restart, nvidia-resiliency-ext and all: as without us, attempts told apart."""
 
 from __future__ import annotations
 
