@@ -75,9 +75,14 @@ def end_attempt(run: Path) -> None:
 def _occupied(run: Path) -> str:
     """Return what is in a directory already, also where its listing is stale; nothing where it is empty."""
     listed = (entry.name for entry in run.iterdir() if entry.suffix != ".part")
-    return next(listed, "") or next(
+    return next((name for name in listed if not _of_the_system(name)), "") or next(
         (name for name in (MANIFEST, rank_directory(0)) if (run / name).exists()), ""
     )
+
+
+def _of_the_system(name: str) -> bool:
+    """Tell whether it is nobody's result: hidden (``.nfs0001``, ``.DS_Store``), or ``lost+found``."""
+    return name.startswith(".") or name == "lost+found"
 
 
 def _require_restart(run: Path, restart: str, occupied: str) -> None:
