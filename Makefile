@@ -84,7 +84,7 @@ export MSP_MINDSPORE_NATIVE_PYTHON ?= $(CURDIR)/$(NATIVE)/bin/python
 # Where the tests of report.html find a browser; empty: none is here.
 CHROMIUM = $(firstword $(MSP_CHROMIUM) $(foreach name,chromium chromium-browser google-chrome google-chrome-stable,$(shell command -v $(name))))
 
-.PHONY: help demo demo-mindspore test chromium lint fast matrix mindspore mindspeed long layouts object-store inprocess-restart bench memory bench-scale calibration tolerance-figures silentbench silentbench-msprobe silentbench-healthy framework-free oldest newest compat-quick compat wheels package sbom clean
+.PHONY: help demo demo-mindspore test chromium lint fast matrix mindspore mindspeed long layouts object-store inprocess-restart bench memory bench-scale bench-startup calibration tolerance-figures silentbench silentbench-msprobe silentbench-healthy framework-free oldest newest compat-quick compat wheels package sbom clean
 
 help:
 	@sed -n 's/^# make/make/p; s/^\([a-z-]*\):.*## /make \1\t/p' Makefile | expand -t 21
@@ -182,6 +182,10 @@ memory: $(VENV)/.dev $(MCORE)/$(DEMO_MCORE)/megatron/core/package_info.py ## res
 SCRATCH ?= build/scale
 bench-scale: $(VENV)/.dev ## compare of 4096 ranks, 3 steps, 2086 records each: time and memory (23 GB of disk; ARGS="--fit --dp 2" …)
 	@$(BIN)/python -W ignore benchmarks/scale.py --scratch "$(SCRATCH)" $(ARGS)
+
+bench-startup: $(VENV)/.dev $(MCORE)/$(DEMO_MCORE)/megatron/core/package_info.py ## what starting to record costs at 8, 512 and 4096 ranks (half a minute; ARGS="--ranks 16 --json")
+	@export PYTHONPATH="$(CURDIR):$(MSP_MCORE)/$(DEMO_MCORE)$${PYTHONPATH:+:$$PYTHONPATH}"
+	$(BIN)/python -W ignore benchmarks/startup.py $(ARGS)
 
 # RUNS keeps what is trained: a second call only measures.
 RUNS ?= build/tolerance-runs

@@ -27,8 +27,8 @@ _begun: set[Path] = set()
 
 def attempt_directories(run: Path) -> list[Path]:
     """Return the directories of a run's restarts, in order; those too that a stale listing does not show."""
-    matches = (_NAME.fullmatch(entry.name) for entry in run.iterdir() if entry.is_dir())
-    numbers = {int(match.group(1)) for match in matches if match}
+    matches = (_NAME.fullmatch(entry.name) for entry in run.iterdir())  # thousands of ranks are not asked for
+    numbers = {int(match.group(1)) for match in matches if match and (run / match.group()).is_dir()}
     behind = 1 + max(numbers, default=0)
     while (run / _name(behind)).is_dir():
         behind += 1
