@@ -1,7 +1,7 @@
 # make demo    set up and watch two real training runs diverge, be explained, and agree again; CASE=config … for others
 # make demo-mindspore    the same with MindSpore as the second backend
 # make test    set up, lint, type-check, run every test
-# The rest: lint chromium fast matrix mindspore mindspeed long full-disk kill-matrix fuzz layouts bench memory framework-free oldest newest compat wheels clean. `make help` lists them.
+# The rest: lint chromium fast matrix mindspore mindspeed long full-disk kill-matrix fuzz layouts bench memory framework-free oldest newest compat-quick compat wheels clean. `make help` lists them.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -29,8 +29,11 @@ MCORE_TREES := $(MCORE_VERSIONS:%=$(MCORE)/%/megatron/core/package_info.py)
 # A name on PATH need not run (a version manager's shim of a version that is switched off), so each is tried.
 RUNS := -c 'import sys; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1
 PYTHON ?= $(shell for python in python3.11 python3 python; do if $$python $(RUNS); then echo $$python; break; fi; done)
-PYTHON_OLDEST ?= python3.10
-PYTHON_NEWEST ?= python3.13
+# Python $(1): from PATH, or one that pyenv has and has not switched on; else the plain name, for messages.
+found = $(shell for python in python$(1) "$$(PYENV_VERSION=$(1) pyenv which python 2>/dev/null)"; do \
+  if "$$python" $(RUNS); then echo "$$python"; exit; fi; done; echo python$(1))
+PYTHON_OLDEST ?= $(call found,3.10)
+PYTHON_NEWEST ?= $(call found,3.13)
 # The floors of pyproject.toml, exactly, and for newer Pythons the oldest that has wheels for them; and what needs no framework.
 OLDEST := numpy==1.26.0 pandas==2.0.3 omegaconf==2.3.0 wrapt==1.15.0 safetensors==0.4.5
 OLDEST_3.10 := $(OLDEST)
@@ -39,6 +42,9 @@ OLDEST_3.12 := numpy==1.26.0 pandas==2.1.1 omegaconf==2.3.0 wrapt==1.16.0 safete
 OLDEST_3.13 := numpy==2.1.0 pandas==2.2.3 omegaconf==2.3.0 wrapt==1.17.0 safetensors==0.4.5
 NEWEST := --upgrade numpy pandas omegaconf wrapt safetensors
 FRAMEWORK_FREE := -m 'not torch and not megatron and not matrix and not long'
+# What libraries that change would break first: files written and read, settings, every stage on golden runs, the terminal.
+COMPAT_QUICK := $(addprefix tests/,dump record config golden property export certify launches patching samples \
+  hostile/test_foreign_yaml.py compare/test_policies.py compare/test_metrics.py align/test_align.py report/test_files.py report/test_console.py)
 
 # MindSpore's wheels are for CPython 3.9 to 3.11, and work with numpy 1 alone.
 MINDSPORE_RUNS := -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 12))' >/dev/null 2>&1
@@ -63,6 +69,11 @@ MINDSPEED_NEEDS := .mindspeed-needs
 # A client and a server of S3 (340 MB with what they need).
 OBJECT_STORE_NEEDS := .object-store-needs
 
+# nvidia-resiliency-ext, for Megatron's in-process restart. Its wheel names a newer glibc for one compiled module,
+# of which the restart needs nothing.
+RESTART_NEEDS := .restart-needs
+RESTART_VERSION := 0.6.0
+
 # One thread per process: the order of a sum depends on it, and the tests start several processes.
 export OMP_NUM_THREADS ?= 1
 export PYTHONHASHSEED ?= 1234
@@ -73,7 +84,7 @@ export MSP_MINDSPORE_NATIVE_PYTHON ?= $(CURDIR)/$(NATIVE)/bin/python
 # Where the tests of report.html find a browser; empty: none is here.
 CHROMIUM = $(firstword $(MSP_CHROMIUM) $(foreach name,chromium chromium-browser google-chrome google-chrome-stable,$(shell command -v $(name))))
 
-.PHONY: help demo demo-mindspore test chromium lint fast matrix mindspore mindspeed long layouts object-store bench memory bench-scale calibration tolerance-figures silentbench silentbench-msprobe silentbench-healthy framework-free oldest newest compat wheels package sbom clean
+.PHONY: help demo demo-mindspore test chromium lint fast matrix mindspore mindspeed long layouts object-store inprocess-restart bench memory bench-scale bench-startup calibration tolerance-figures silentbench silentbench-msprobe silentbench-healthy framework-free oldest newest compat-quick compat wheels package sbom clean
 
 help:
 	@sed -n 's/^# make/make/p; s/^\([a-z-]*\):.*## /make \1\t/p' Makefile | expand -t 21
@@ -88,7 +99,7 @@ demo-mindspore: $(VENV)/.demo $(MINDSPORE)/.ready $(NATIVE)/.ready $(MCORE)/$(DE
 	PYTHONPATH="$(MSP_MCORE)/$(DEMO_MINDSPORE_MCORE)$${PYTHONPATH:+:$$PYTHONPATH}" $(BIN)/mindspeed-precision demo mindspore $(ARGS)
 
 # MindSpore first: what it installs, the others use.
-test: lint package chromium mindspore fast matrix
+test: lint package compat-quick chromium mindspore fast matrix
 
 # No error where it cannot be installed: the tests that need it are skipped and say why.
 chromium: ## a headless Chromium for the tests of report.html, by apt where that is possible
@@ -141,6 +152,9 @@ long: $(VENV)/.dev $(MCORE_TREES) ## tests that take longer still: each piece of
 object-store: $(VENV)/.dev $(OBJECT_STORE_NEEDS)/.ready ## runs behind URLs, also s3:// with a real server of that protocol on this machine
 	PYTHONPATH="$(CURDIR)/$(OBJECT_STORE_NEEDS)$${PYTHONPATH:+:$$PYTHONPATH}" $(BIN)/python -m pytest -m '' tests/dump/test_object_store.py tests/dump/test_object_store_s3.py $(ARGS)
 
+inprocess-restart: $(VENV)/.dev $(MCORE_TREES) $(RESTART_NEEDS)/.ready ## Megatron's in-process restart with the real nvidia-resiliency-ext, recorded (two minutes)
+	PYTHONPATH="$(CURDIR)/$(RESTART_NEEDS)$${PYTHONPATH:+:$$PYTHONPATH}" $(BIN)/python -m pytest -n 0 -m long tests/restart/test_inprocess_restart.py $(ARGS)
+
 full-disk: $(VENV)/.dev ## a disk that is full, read-only, gone or cannot rename while a training records (small tmpfs, where mounting is allowed)
 	@$(BIN)/python -m pytest -n 0 -rs tests/disk/test_disk_faults.py $(ARGS)
 
@@ -168,6 +182,10 @@ memory: $(VENV)/.dev $(MCORE)/$(DEMO_MCORE)/megatron/core/package_info.py ## res
 SCRATCH ?= build/scale
 bench-scale: $(VENV)/.dev ## compare of 4096 ranks, 3 steps, 2086 records each: time and memory (23 GB of disk; ARGS="--fit --dp 2" …)
 	@$(BIN)/python -W ignore benchmarks/scale.py --scratch "$(SCRATCH)" $(ARGS)
+
+bench-startup: $(VENV)/.dev $(MCORE)/$(DEMO_MCORE)/megatron/core/package_info.py ## what starting to record costs at 8, 512 and 4096 ranks (half a minute; ARGS="--ranks 16 --json")
+	@export PYTHONPATH="$(CURDIR):$(MSP_MCORE)/$(DEMO_MCORE)$${PYTHONPATH:+:$$PYTHONPATH}"
+	$(BIN)/python -W ignore benchmarks/startup.py $(ARGS)
 
 # RUNS keeps what is trained: a second call only measures.
 RUNS ?= build/tolerance-runs
@@ -201,11 +219,33 @@ oldest: ## tests that need no framework, on the oldest Python and libraries
 newest: ## the same on the newest
 	@$(call framework_free,$(PYTHON_NEWEST),.venv-newest,$(NEWEST),PYTHON_NEWEST)
 
+# Both at once, since each is one process; each one's log is whole.
+compat-quick: ## a part of the next two, in a minute, beside each other; a Python that is not here is skipped
+	@logs=$$(mktemp -d)
+	trap 'kill $$(jobs -p) 2>/dev/null || true; rm -rf "$$logs"' EXIT
+	quick() {
+	  if ! "$$1" $(RUNS); then echo "skipped: $$1 does not run here"; return; fi
+	  echo "$$("$$1" --version) with the $$3 libraries"
+	  $(call install_framework_free,"$$1","$$2",$${@:4})
+	  "$$2"/bin/python -m pytest -q $(FRAMEWORK_FREE) $(COMPAT_QUICK) $(ARGS)
+	}
+	quick "$(PYTHON_OLDEST)" .venv-oldest oldest $(OLDEST) > "$$logs/oldest" 2>&1 & one=$$!
+	quick "$(PYTHON_NEWEST)" .venv-newest newest $(NEWEST) > "$$logs/newest" 2>&1 & two=$$!
+	status=0
+	wait $$one || status=$$?
+	cat "$$logs/oldest"
+	wait $$two || status=$$?
+	cat "$$logs/newest"
+	exit $$status
+
 # PYTHONS names others, by path where they are not on PATH. (`make matrix` are tests that take minutes.)
-PYTHONS ?= python3.10 python3.11 python3.12 python3.13
-compat: ## the same on every Python from 3.10 to 3.13, with the oldest and the newest libraries (eight times; an hour)
+PYTHONS ?= $(foreach version,3.10 3.11 3.12 3.13,$(call found,$(version)))
+compat: ## the same on every Python from 3.10 to 3.13, with the oldest and the newest libraries, wheel and editable (eight times; an hour)
 	@declare -A oldest=([3.10]="$(OLDEST_3.10)" [3.11]="$(OLDEST_3.11)" [3.12]="$(OLDEST_3.12)" [3.13]="$(OLDEST_3.13)")
 	failed=
+	made=$$(mktemp -d)
+	trap 'rm -rf "$$made"' EXIT
+	$(PYTHON) -m pip --quiet --disable-pip-version-check wheel --no-deps --wheel-dir "$$made" .
 	for python in $(PYTHONS); do
 	  if ! version=$$("$$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])'); then
 	    failed+=" $$python (does not run here)"
@@ -216,9 +256,13 @@ compat: ## the same on every Python from 3.10 to 3.13, with the oldest and the n
 	    wanted=$${oldest[$$version]}
 	    if [[ $$libraries == newest ]]; then wanted="$(NEWEST)"; fi
 	    echo "Python $$version with the $$libraries libraries"
-	    [[ -x $$environment/bin/python ]] || "$$python" -m venv $$environment
-	    $$environment/bin/python -m pip --quiet --disable-pip-version-check install -e '.[report]' pytest hypothesis $$wanted
-	    $$environment/bin/python -m pytest $(FRAMEWORK_FREE) $(ARGS) || failed+=" $$version with the $$libraries libraries"
+	    $(call install_framework_free,"$$python",$$environment,$$wanted)
+	    pip="$$environment/bin/python -m pip --quiet --disable-pip-version-check"
+	    $$pip install --force-reinstall --no-deps "$$made"/*.whl
+	    $$environment/bin/python -I tests/repository/scripts/installed_package.py "$$(basename "$$made"/*.whl)" \
+	      || failed+=" $$version with the $$libraries libraries, the wheel;"
+	    $$pip install --no-deps -e .
+	    $$environment/bin/python -m pytest $(FRAMEWORK_FREE) $(ARGS) || failed+=" $$version with the $$libraries libraries;"
 	  done
 	done
 	if [[ -n $$failed ]]; then echo "make: failed:$$failed" >&2; exit 1; fi
@@ -250,7 +294,7 @@ sbom: $(VENV)/.demo ## bill of materials (CycloneDX) of what the demo installs, 
 	echo "dist/mindspeed-precision.cdx.json: $$(grep -c '"bom-ref"' dist/mindspeed-precision.cdx.json) entries"
 
 clean: ## remove what make has made
-	rm -rf $(VENV) .venv-oldest .venv-newest .venv-compat-* $(MSPROBE) $(MINDSPORE) $(NATIVE) $(MINDSPEED_NEEDS) $(OBJECT_STORE_NEEDS) $(MCORE) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf $(VENV) .venv-oldest .venv-newest .venv-compat-* $(MSPROBE) $(MINDSPORE) $(NATIVE) $(MINDSPEED_NEEDS) $(OBJECT_STORE_NEEDS) $(RESTART_NEEDS) $(MCORE) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
 
 $(BIN)/python:
 	@if [[ -z "$(PYTHON)" ]]; then
@@ -289,6 +333,13 @@ $(OBJECT_STORE_NEEDS)/.ready: | $(BIN)/python
 	@echo "installing a client and a server of S3 into $(OBJECT_STORE_NEEDS)"
 	rm -rf $(OBJECT_STORE_NEEDS)
 	$(PIP) install --target $(OBJECT_STORE_NEEDS) s3fs 'moto[server]'
+	touch $@
+
+$(RESTART_NEEDS)/.ready: | $(BIN)/python
+	@echo "installing nvidia-resiliency-ext $(RESTART_VERSION) into $(RESTART_NEEDS)"
+	rm -rf $(RESTART_NEEDS)
+	$(PIP) install --no-deps --target $(RESTART_NEEDS) --only-binary=:all: --platform manylinux_2_39_$$(uname -m) nvidia-resiliency-ext==$(RESTART_VERSION)
+	$(PIP) install --no-deps --target $(RESTART_NEEDS) nvidia-ml-py defusedxml
 	touch $@
 
 # What is not there costs no benchmark and no test: it says so and goes on.
@@ -355,7 +406,12 @@ if ! $(1) $(RUNS); then
   echo "make: $(1) does not run here; say which to use: make $@ $(4)=/path/to/python" >&2
   exit 1
 fi
+$(call install_framework_free,$(1),$(2),$(3))
+$(2)/bin/python -m pytest $(FRAMEWORK_FREE) $(ARGS)
+endef
+
+# $(1) interpreter, $(2) directory, $(3) libraries
+define install_framework_free
 [[ -x $(2)/bin/python ]] || $(1) -m venv $(2)
 $(2)/bin/python -m pip --quiet --disable-pip-version-check install -e '.[report]' pytest hypothesis $(3)
-$(2)/bin/python -m pytest $(FRAMEWORK_FREE) $(ARGS)
 endef

@@ -149,7 +149,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose complaints a machine can read too."""
+    """A parser whose complaints a machine can read too, and which takes options written in full alone."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
         """Print the usage; raise the complaint."""

@@ -6,7 +6,9 @@ no foreign attribute is touched. With it, a `Session` is opened around the very 
 
 from __future__ import annotations
 
+import functools
 import importlib
+import inspect
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -27,13 +29,30 @@ _HOMES = (
 )
 
 
-def pretrain(*args: Any, **kwargs: Any) -> Any:
+class DropIn:
     """Train as the installed ``pretrain`` does; record the run when ``--precision-debug`` is given.
 
     Arguments and result are those of the real function, which is found when this one is called:
     MindSpeed-LLM's, MindSpeed-MM's, MindSpeed-Core-MS's or Megatron's, whichever is loaded.
     """
-    return _run(resolve(), args, kwargs)
+
+    def __init__(self) -> None:
+        self.__name__ = self.__qualname__ = "pretrain"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the real function, recorded where that is asked for."""
+        return _run(resolve(), args, kwargs)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """The real function's: nvidia-resiliency-ext finds in it the argument that takes its CallWrapper."""
+        try:
+            return inspect.signature(resolve())
+        except PrecisionError as error:
+            raise AttributeError(str(error)) from error
+
+
+pretrain = DropIn()
 
 
 def wrap(real_pretrain: Pretrain) -> Pretrain:
@@ -44,6 +63,7 @@ def wrap(real_pretrain: Pretrain) -> Pretrain:
         pretrain = wrap(my_framework.pretrain)
     """
 
+    @functools.wraps(real_pretrain)
     def wrapped_pretrain(*args: Any, **kwargs: Any) -> Any:
         return _run(real_pretrain, args, kwargs)
 

@@ -27,8 +27,8 @@ _begun: set[Path] = set()
 
 def attempt_directories(run: Path) -> list[Path]:
     """Return the directories of a run's restarts, in order; those too that a stale listing does not show."""
-    matches = (_NAME.fullmatch(entry.name) for entry in run.iterdir() if entry.is_dir())
-    numbers = {int(match.group(1)) for match in matches if match}
+    matches = (_NAME.fullmatch(entry.name) for entry in run.iterdir())  # thousands of ranks are not asked for
+    numbers = {int(match.group(1)) for match in matches if match and (run / match.group()).is_dir()}
     behind = 1 + max(numbers, default=0)
     while (run / _name(behind)).is_dir():
         behind += 1
@@ -75,9 +75,14 @@ def end_attempt(run: Path) -> None:
 def _occupied(run: Path) -> str:
     """Return what is in a directory already, also where its listing is stale; nothing where it is empty."""
     listed = (entry.name for entry in run.iterdir() if entry.suffix != ".part")
-    return next(listed, "") or next(
+    return next((name for name in listed if not _of_the_system(name)), "") or next(
         (name for name in (MANIFEST, rank_directory(0)) if (run / name).exists()), ""
     )
+
+
+def _of_the_system(name: str) -> bool:
+    """Tell whether it is nobody's result: hidden (``.nfs0001``, ``.DS_Store``), or ``lost+found``."""
+    return name.startswith(".") or name == "lost+found"
 
 
 def _require_restart(run: Path, restart: str, occupied: str) -> None:

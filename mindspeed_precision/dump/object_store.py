@@ -22,7 +22,9 @@ from mindspeed_precision.errors import DumpError
 CACHE = "MSP_CACHE"
 """Environment variable: where copies are kept (``~/.cache/mindspeed_precision``)."""
 
-_URL = re.compile(r"[a-z][a-z0-9+.-]+(::|://)", re.IGNORECASE)
+_PROTOCOL = r"[a-z][a-z0-9+.-]+"
+_URL = re.compile(rf"({_PROTOCOL}::)*{_PROTOCOL}://", re.IGNORECASE)
+"""``protocol://…``, also behind protocols that it is read through (``simplecache::s3://…``)."""
 _LATER = (".safetensors",)
 _STAMPS = (
     *("ETag", "etag", "LastModified", "last_modified", "mtime", "modified", "modificationTime"),

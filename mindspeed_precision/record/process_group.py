@@ -18,12 +18,13 @@ def group_note(ranks: Sequence[int]) -> str:
     ``over ranks 0-3, 8`` or, where they are evenly apart, ``over ranks 0 to 12 by 4``. Of a group of no such
     order, whose text would be long in every record: ``over 512 ranks``, which does not say which.
     """
-    numbers = sorted(set(ranks))
+    members = set(ranks)
+    numbers = sorted(members)
     steps = {after - before for before, after in pairwise(numbers)}
     if len(numbers) > 2 and len(steps) == 1 and steps != {1}:
         return f"{_WORDS}{numbers[0]} to {numbers[-1]} by {steps.pop()}"
-    starts = [number for number in numbers if number - 1 not in set(numbers)]
-    ends = [number for number in numbers if number + 1 not in set(numbers)]
+    starts = [number for number in numbers if number - 1 not in members]
+    ends = [number for number in numbers if number + 1 not in members]
     parts = (str(one) if one == two else f"{one}-{two}" for one, two in zip(starts, ends, strict=True))
     text = _WORDS + ", ".join(parts)
     return text if len(text) <= _LONGEST else f"over {len(numbers)} ranks"

@@ -192,6 +192,17 @@ def test_with_json_an_error_is_an_object(argv, what, runs, capsys, monkeypatch):
     assert told["what"] in err
 
 
+@pytest.mark.parametrize("word", ["--jso", "--js"])
+@pytest.mark.parametrize("command", [("compare", "one", "two"), ("show", "one"), ("patches", "list")])
+def test_an_option_is_written_in_full(command, word, runs, capsys, monkeypatch):
+    """An abbreviation would not be seen where an error is to be an object."""
+    monkeypatch.chdir(runs)
+    assert run(capsys, *command, "--json")[0] in (0, 1)
+    status, out, err = run(capsys, *command, word)
+    assert (status, out) == (2, "")
+    assert f"mindspeed-precision: unrecognized arguments: {word}; see" in err
+
+
 def test_the_second_pass_goes_where_nothing_is(runs, tmp_path, capsys):
     """A training refuses a run directory that exists."""
     pair = [shutil.copytree(runs / name, tmp_path / name) for name in ("one", "two")]

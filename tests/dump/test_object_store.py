@@ -336,11 +336,22 @@ def test_without_fsspec(run, tmp_path):
     assert "mindspeed-precision[remote]" in refused.stderr
 
 
-@pytest.mark.parametrize("text", ["s3://b/run", "hdfs://n/run", "simplecache::s3://b/run", "S3://b/run"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "s3://b/run",
+        "hdfs://n/run",
+        "simplecache::s3://b/run",
+        "zip::simplecache::s3://b/run.zip",
+        "S3://b/run",
+    ],
+)
 def test_urls(text):
     assert is_url(text)
 
 
-@pytest.mark.parametrize("text", ["runs/a", "/runs/a", "./s3:/x", "a:b", "C:/runs", Path("s3://b/run")])
+@pytest.mark.parametrize(
+    "text", ["runs/a", "/runs/a", "./s3:/x", "a:b", "run::x", "a::b/c", "C:/runs", Path("s3://b/run")]
+)
 def test_paths(text):
     assert not is_url(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import subprocess
@@ -81,6 +82,42 @@ def test_wrap_runs_a_pretrain_of_ones_own():
     from mindspeed_precision import wrap
 
     assert wrap(lambda *args, **kwargs: (args, kwargs))(1, two=2) == ((1,), {"two": 2})
+
+
+def test_it_has_the_signature_of_the_function_that_runs(monkeypatch):
+    """nvidia-resiliency-ext looks in it for the argument to give its CallWrapper to: a class, no text."""
+    from mindspeed_precision import pretrain, wrap
+
+    def real(data, call_wrapper: Path | None = None):
+        """Train."""
+
+    drop_in = sys.modules["mindspeed_precision.pretrain"]
+    monkeypatch.setattr(drop_in, "resolve", lambda: real)
+    assert (
+        inspect.signature(pretrain)
+        == inspect.signature(wrap(real))
+        == inspect.Signature(
+            [
+                inspect.Parameter("data", inspect.Parameter.POSITIONAL_OR_KEYWORD),
+                inspect.Parameter(
+                    "call_wrapper",
+                    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+                    default=None,
+                    annotation="Path | None",  # this file's annotations are text
+                ),
+            ]
+        )
+    )
+    assert pretrain.__name__ == "pretrain"
+
+
+def test_where_nothing_runs_its_signature_is_its_own(monkeypatch):
+    from mindspeed_precision import pretrain
+
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("megatron", "mindspeed_llm")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "megatron", None)
+    assert list(inspect.signature(pretrain).parameters) == ["args", "kwargs"]
 
 
 def test_what_stands_in_the_way_of_a_session_is_one_message_and_status_2(monkeypatch, tmp_path, capsys):

@@ -190,6 +190,26 @@ def test_refused_unless_it_is_asked_for(tmp_path):
     assert "continue" not in caught.value.remedy
 
 
+@pytest.mark.parametrize("name", [".nfs0000000001", ".DS_Store", ".snapshot/", "lost+found/"])
+@pytest.mark.parametrize("restart", ["refuse", "continue"])
+def test_what_a_system_leaves_in_a_directory_is_no_run(tmp_path, name, restart):
+    run = tmp_path / "run"
+    (run / name).mkdir(parents=True) if name.endswith("/") else (run.mkdir(), (run / name).write_text(""))
+    assert begin_attempt(run, restart) == run
+    write_manifest(run, {})
+    end_attempt(run)
+    with pytest.raises(DumpError, match="not empty"):
+        begin_attempt(run, "refuse")
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "lost", "found+lost"])
+def test_anything_else_is_somebodys(tmp_path, name):
+    (tmp_path / name).write_text("")
+    with pytest.raises(DumpError, match="not empty") as caught:
+        begin_attempt(tmp_path, "refuse")
+    assert caught.value.found == name
+
+
 def test_a_file_that_was_never_finished_is_no_run(tmp_path):
     """The first attempt was killed while it wrote run.json."""
     (tmp_path / "run").mkdir()

@@ -102,7 +102,7 @@ def test_experts_keep_their_choice():
     assert "128 experts" in " ".join(changes.lost)
 
 
-@pytest.mark.parametrize("structure", product((1, 2), (1, 2, 4), (1, 2), (1, 2), (1, 4), (0, 2, 8)))
+@pytest.mark.parametrize("structure", [*product((1, 2), (1, 2, 4), (1, 2), (1, 2), (1, 4), (0, 2, 8))])
 def test_every_structure_fits_itself(structure):
     """Sizes divide each other, whatever is combined: the rules that Megatron agrees with are asked."""
     tp, pp, chunks, cp, ep, groups = structure
