@@ -66,6 +66,7 @@ class RankRecords:
             empty where that was not recorded.
         unfinished: records of the step in which the rank ended by an error; part of no whole step.
         joined: where the training was restarted, the directories of its attempts whose steps these are.
+        places: of a rank some of whose records were left out, where they come (``align.ranges``); else None.
     """
 
     directory: Path
@@ -81,6 +82,7 @@ class RankRecords:
     effective: Mapping[str, Any] = field(default_factory=dict)
     unfinished: tuple[TensorRecord, ...] = ()
     joined: tuple[Path, ...] = ()
+    places: Mapping[int, tuple[int, ...]] | None = field(default=None, compare=False, repr=False)
     _origins: Mapping[int, tuple[RankRecords, TensorRecord]] = field(
         default_factory=dict, compare=False, repr=False
     )

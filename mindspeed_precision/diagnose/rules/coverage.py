@@ -60,7 +60,7 @@ def unmatched(facts: Facts) -> Iterable[Finding]:
     kinds: Counter[str] = Counter()
     for u in alone:
         kind = f"{u.key.phase.value}/{u.key.role.value} in the {u.side.value} only"
-        kinds[kind] += stand_ins.weight(u.rank)
+        kinds[kind] += stand_ins.weight(u.rank, u.key)
     first, total = alone[0], kinds.total()
     closest = f"; closest: {first.closest[0].describe()}" if first.closest else ""
     yield Finding(
