@@ -11,7 +11,7 @@ from mindspeed_precision.dump.reader import RankRecords, Run
 from mindspeed_precision.record.fingerprint import is_zero
 from mindspeed_precision.records import Phase, RecordKey, Role, TensorRecord
 
-_GRADIENTS = (
+GRADIENTS = (
     (Phase.CLIP, Role.MAIN_GRAD),
     (Phase.REDUCE, Role.REDUCED_GRAD),
     (Phase.ACCUMULATE, Role.MAIN_GRAD),
@@ -194,7 +194,7 @@ def _updates(
             continue
         if key.role is Role.HYPERPARAMETER and record.value is not None:
             numbers[key.step, key.fqn][key.slot] = record.value
-        elif (key.phase, key.role) in _GRADIENTS and key.slot != "before":
+        elif (key.phase, key.role) in GRADIENTS and key.slot != "before":
             gradients[key.step, key.fqn].append(record)
     # the master parameter is what the optimizer updates; its copy may round the change away
     masters = {
@@ -226,4 +226,4 @@ def _closest(found: Iterable[TensorRecord]) -> tuple[TensorRecord, ...]:
     by_kind: dict[tuple[Phase, Role], list[TensorRecord]] = defaultdict(list)
     for record in found:
         by_kind[record.key.phase, record.key.role].append(record)
-    return tuple(next((by_kind[kind] for kind in _GRADIENTS if kind in by_kind), ()))
+    return tuple(next((by_kind[kind] for kind in GRADIENTS if kind in by_kind), ()))

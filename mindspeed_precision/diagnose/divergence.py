@@ -14,7 +14,8 @@ def find_origins(graph: Graph, own_fault: Callable[[Node], str] = lambda _: "") 
     """Return every origin, first divergence first.
 
     A divergent record is propagated when something that it consumed diverges; the other ones are origins,
-    grouped over ranks, and over the ranges of a distributed optimizer. Random state is an origin only where nothing else is: alone it changes no number.
+    grouped over ranks, and over the ranges of a distributed optimizer. Random state is an origin only where
+    nothing else is: alone it changes no number.
 
     Args:
         graph: every comparison, linked by what it consumed.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -26,7 +26,8 @@ from mindspeed_precision.dump.reader import load_findings, load_rank, require_ra
 from mindspeed_precision.dump.strict_json import load_object
 from mindspeed_precision.errors import DumpError
 from mindspeed_precision.fold.patterns import Shown, Sides, labels, shown_by
-from mindspeed_precision.fold.rank_lines import RankLines, read_lines
+from mindspeed_precision.fold.ranges import PieceOutcome, Ranged, ranged, same_ranges, shown_ranges
+from mindspeed_precision.fold.rank_lines import Positions, RankLines, read_lines
 from mindspeed_precision.fold.templates import Matched, Template, matched, template_of
 from mindspeed_precision.records import Placement, RankCoordinates
 
@@ -43,7 +44,7 @@ class SideOutcome:
         steps: whole steps.
         microbatches: of each.
         findings: what it found while it ran.
-        records: how many.
+        counts: by step, how many records it has.
         notes: what a reader must know of it.
     """
 
@@ -51,8 +52,13 @@ class SideOutcome:
     steps: tuple[int, ...]
     microbatches: Mapping[int, int]
     findings: tuple[Any, ...]
-    records: int
+    counts: Mapping[int, int]
     notes: tuple[str, ...] = ()
+
+    @property
+    def records(self) -> int:
+        """How many records it has."""
+        return sum(self.counts.values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +76,8 @@ class RankOutcome:
         batches: by slot of the data and step, both sides' sums of unordered fingerprints.
         errors: what is wrong with the files of each side.
         present: in which of the runs it has a directory.
+        ranges: what its ranges show, where the optimizer is distributed: all else here is of what is left.
+        late: among them is the parameter after a step.
     """
 
     rank: int
@@ -82,6 +90,8 @@ class RankOutcome:
     batches: Mapping[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
     errors: tuple[DumpError | None, DumpError | None] = (None, None)
     present: tuple[bool, bool] = (True, True)
+    ranges: tuple[PieceOutcome, ...] = ()
+    late: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,12 +103,14 @@ class ColumnTask:
         ranks: ascending.
         present: of each, in which of the runs it is.
         policy: what counts as aligned; exact.
+        late: parameters are gathered beside the next forward (``align.ranges.is_divided``).
     """
 
     paths: tuple[Path, Path]
     ranks: tuple[int, ...]
     present: tuple[tuple[bool, bool], ...]
     policy: Policy
+    late: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +142,7 @@ def scan_column(task: ColumnTask) -> ColumnOutcome:
 
 def _scan_rank(task: ColumnTask, rank: int, present: tuple[bool, bool]) -> tuple[RankOutcome, Shown | None]:
     tried = [
-        _tried(path / rank_directory(rank), rank) if there else (None, None)
+        _tried(path / rank_directory(rank), rank, late=task.late) if there else (None, None)
         for path, there in zip(task.paths, present, strict=True)
     ]
     (one, error), (two, other_error) = tried
@@ -146,13 +158,18 @@ def _scan_rank(task: ColumnTask, rank: int, present: tuple[bool, bool]) -> tuple
     reason = one.reason or two.reason
     if one.outcome.coordinates != two.outcome.coordinates:
         reason = "it sits elsewhere in the other run"
+    if (one.ranged is None) != (two.ranged is None):
+        reason = "the optimizer of one run alone is distributed"
+    if one.ranged is not None and two.ranged is not None and not same_ranges(one.ranged, two.ranged):
+        reason = "it has other ranges in the other run"
     if reason or one.lines is None or two.lines is None or one.template is None or two.template is None:
         return replace(outcome, reason=reason), None
+    static = _static(one, two)
     sides = Sides(
         lines=(one.lines, two.lines),
         templates=(one.template, two.template),
         matched=_matched(one, two),
-        static=_static(one, two),
+        static=static,
     )
     shown = shown_by(sides, task.policy)
     found = replace(
@@ -163,6 +180,10 @@ def _scan_rank(task: ColumnTask, rank: int, present: tuple[bool, bool]) -> tuple
         pairs=shown.pairs,
         differing=len(shown.differing),
         batches=shown.batches,
+        ranges=tuple(shown_ranges(one.ranged, two.ranged, static, task.policy))
+        if one.ranged is not None and two.ranged is not None
+        else (),
+        late=task.late,
     )
     return found, shown
 
@@ -176,19 +197,27 @@ class _Read:
     lines: RankLines | None = None
     template: Template | None = None
     effective: bytes = b""
+    ranged: Ranged | None = None
 
 
-def _tried(directory: Path, rank: int) -> tuple[_Read | None, DumpError | None]:
+def _tried(directory: Path, rank: int, *, late: bool) -> tuple[_Read | None, DumpError | None]:
     try:
-        return _read(directory, rank), None
+        return _read(directory, rank, late=late), None
     except DumpError as error:
         return None, error
 
 
-def _read(directory: Path, rank: int) -> _Read | None:
-    lines = read_lines(directory)
-    template = None if lines is None else _template(directory, lines)
-    if lines is None or template is None or lines.coordinates.rank != rank:
+def _read(directory: Path, rank: int, *, late: bool) -> _Read | None:
+    lines = read_lines(directory, late=late)
+    if lines is None or lines.coordinates.rank != rank:
+        return _read_strictly(directory, rank)
+    divided, counts = lines.divided, lines.counts
+    ranges = None if divided is None else ranged(directory, lines)
+    at = None if divided is None else divided.shared
+    if divided is not None:
+        lines = lines.of(divided.shared, divided.template)
+    template = _TEMPLATES.get(directory, lines, at)
+    if template is None or (divided is not None and ranges is None):
         return _read_strictly(directory, rank)
     return _Read(
         outcome=SideOutcome(
@@ -196,12 +225,13 @@ def _read(directory: Path, rank: int) -> _Read | None:
             steps=template.steps,
             microbatches=template.microbatches,
             findings=load_findings(directory),
-            records=len(lines.first),
+            counts=counts,
         ),
         reason=template.reason,
         lines=lines,
         template=template,
-        effective=_effective(directory),
+        effective=_effective(directory, divided=divided is not None),
+        ranged=ranges,
     )
 
 
@@ -216,7 +246,7 @@ def _read_strictly(directory: Path, rank: int) -> _Read | None:
             steps=found.steps,
             microbatches=found.microbatches,
             findings=found.findings,
-            records=len(found.records),
+            counts=Counter(record.key.step for record in found.records),
             notes=found.notes,
         ),
         reason="it did not end as planned, or lost records",
@@ -230,12 +260,14 @@ class _Templates:
         self._known: OrderedDict[bytes, Template | None] = OrderedDict()
         self._pairs: dict[tuple[bytes, bytes], Matched] = {}
 
-    def get(self, directory: Path, lines: RankLines) -> Template | None:
-        """Return the template of some lines; a new one is read strictly."""
+    def get(self, directory: Path, lines: RankLines, at: Positions | None) -> Template | None:
+        """Return the template of lines, those of a rank at some positions; a new one is read strictly."""
         if lines.template in self._known:
             self._known.move_to_end(lines.template)
             return self._known[lines.template]
         rank = load_rank(directory)
+        if rank is not None and at is not None:
+            rank = replace(rank, records=tuple(rank.records[number] for number in at.tolist()))
         found = None if rank is None else template_of(rank, lines)
         self._known[lines.template] = found
         while sum(len(one.keys) for one in self._known.values() if one is not None) > _MOST_KEYS:
@@ -258,21 +290,27 @@ class _Templates:
 _TEMPLATES = _Templates()
 
 
-def _template(directory: Path, lines: RankLines) -> Template | None:
-    return _TEMPLATES.get(directory, lines)
-
-
 def _matched(one: _Read, two: _Read) -> Matched:
     return _TEMPLATES.matched(one, two)
 
 
-def _effective(directory: Path) -> bytes:
+def _effective(directory: Path, *, divided: bool) -> bytes:
+    """Return what the rank's objects held, as a digest: without what its ranges are where it has some."""
     path = directory / EFFECTIVE
     if not path.exists():
         return b""
     data = read_inside(path, directory.parent)
     _check_effective(data, str(path))
+    if divided:
+        data = _without_ranges(data)
     return hashlib.blake2b(data, digest_size=16).digest()
+
+
+@lru_cache(maxsize=64)
+def _without_ranges(data: bytes) -> bytes:
+    plain = load_object(data, where=EFFECTIVE)
+    groups = [(group["optimizer"], group["settings"]) for group in plain["groups"]]
+    return repr((groups, plain["tied"], plain["modules"])).encode()
 
 
 _SOUND: set[bytes] = set()
