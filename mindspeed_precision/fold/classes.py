@@ -128,13 +128,13 @@ def _chosen(groups: Iterable[list[_Column]], ranges: Iterable[_Ranges], most: in
             stands_for[kept.rank] = tuple(sorted(column.ranks[stage].rank for column in group))
     of_ranges = list(ranges)
     held = _held(of_ranges, begun, room, differs=differs)
-    kept = set(held)
+    chosen = set(held)
     return Classes(
         stands_for=dict(sorted(stands_for.items())),
         ranges={(one.ranks[0], one.first.fqn): tuple(one.ranks) for one in held},
         left=tuple(sorted(left)),
         left_ranges=frozenset(
-            (rank, one.first.fqn) for one in of_ranges if one not in kept for rank in one.ranks
+            (rank, one.first.fqn) for one in of_ranges if one not in chosen for rank in one.ranks
         ),
         divided=frozenset(rank for one in of_ranges for rank in one.ranks),
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_precision.align.compatible import numbers_text
+from mindspeed_precision.align.lanes import settings_differ
 from mindspeed_precision.align.ranges import gather_late
 from mindspeed_precision.align.stand_ins import StandIns
 from mindspeed_precision.compare.policy import Policy
@@ -39,8 +40,14 @@ from mindspeed_precision.records import Finding, RankCoordinates, Severity
 PER_BYTE = 4.0
 """Bytes of memory for each byte of an index, where every record is an object: 3.3 were measured."""
 
+BYTES_PER_RECORD = 430
+"""Bytes of a record's line: measured (docs/scale.md)."""
+
 PER_PAIR = 3600
 """Bytes of memory for each pair that is kept: 2.7 KB were measured (docs/scale.md), and workers need some."""
+
+LAYOUTS_DIFFER = "their parallel layouts differ"
+"""Why runs are not folded whose shards are put together from many ranks."""
 
 ID = given_elsewhere("coverage.ranks_not_linked")
 
@@ -84,9 +91,12 @@ def needs_folding(paths: Sequence[Path], resources: Resources) -> bool:
     """Tell whether two runs are larger than memory may be; False for what is no run of ours."""
     if not all((path / MANIFEST).is_file() for path in paths):
         return False
-    indices = (index for path in paths for index in path.glob(f"rank*/{INDEX}"))
-    size = sum(index.stat().st_size for index in indices if index.is_file())
-    return size * PER_BYTE > resources.memory
+    return sum(map(index_bytes, paths)) * PER_BYTE > resources.memory
+
+
+def index_bytes(path: Path) -> int:
+    """Return how many bytes the indices of a run's ranks have, restarts aside."""
+    return sum(index.stat().st_size for index in path.glob(f"rank*/{INDEX}") if index.is_file())
 
 
 def why_not(paths: Sequence[Path]) -> str:
@@ -100,9 +110,14 @@ def why_not(paths: Sequence[Path]) -> str:
         return "one took its state from the other"
     if one.get("first_step") != two.get("first_step"):
         return "they begin at different steps"
-    if one.get("parallel") != two.get("parallel"):
-        return "their parallel layouts differ"
+    if one.get("parallel") != two.get("parallel") or settings_differ(*map(of_manifest, paths, (one, two))):
+        return LAYOUTS_DIFFER
     return ""
+
+
+def of_manifest(path: Path, manifest: dict[str, Any]) -> Run:
+    """Return a run of which nothing but its manifest was read."""
+    return Run(path=path, manifest=manifest, ranks={})
 
 
 def _framework(manifest: Mapping[str, object]) -> object:
@@ -200,9 +215,7 @@ def _tasks(paths: tuple[Path, Path], manifests: Sequence[dict[str, Any]], policy
         path = paths[0] if rank in numbers[0] else paths[1]
         where = _coordinates(path / rank_directory(rank) / INDEX)
         places.setdefault(("rank", rank) if where is None else column_of(where), []).append(rank)
-    late = gather_late(
-        *(Run(path=path, manifest=m, ranks={}) for path, m in zip(paths, manifests, strict=True))
-    )
+    late = gather_late(*map(of_manifest, paths, manifests))
     return [
         ColumnTask(
             paths=paths,
@@ -302,9 +315,9 @@ def not_linked(folded: Folded) -> tuple[list[Finding], list[str]]:
     if not ranks:
         return [], []
     numbers = numbers_text(ranks)
-    differing = sum(rank.differing for rank in [*folded.left, *ranges])
+    differing = sum(rank.differing for rank in folded.left) + sum(piece.differing for piece in ranges)
     alone = sum(map(_without_partner, folded.left)) + sum(piece.alone for piece in ranges)
-    pairs = sum(rank.pairs for rank in [*folded.left, *ranges])
+    pairs = sum(rank.pairs for rank in folded.left) + sum(piece.pairs for piece in ranges)
     said = (
         f"ranks {numbers}: {pairs} records have a partner, {differing} "
         f"differ, {alone} of both runs have none or were not compared; memory does not hold these ranks, and "

@@ -10,6 +10,7 @@ from typing import Any
 from mindspeed_precision.counting import count
 from mindspeed_precision.dump.reader import Run
 from mindspeed_precision.errors import ConfigError
+from mindspeed_precision.loading import load_run
 from mindspeed_precision.records import INIT_STEP, NO_MICROBATCH, Role, TensorRecord
 from mindspeed_precision.report.visible import one_line
 
@@ -19,42 +20,48 @@ _WIDEST = 120
 _TITLES = ("step", "mb", "rank", "phase", "fqn", "role", "shape", "dtype", "layout", "norm", "fingerprint")
 
 
-def select(
-    run: Run, *, fqn: str = "*", role: str = "*", step: int | None = None
-) -> list[tuple[int, TensorRecord]]:
-    """Return the records of a run that fit, by rank, in execution order.
+Shown = Sequence[tuple[int, TensorRecord]]
+"""Records, each with its rank."""
+
+
+def load_shown(
+    directory: str, *, fqn: str = "*", role: str = "*", step: int | None = None
+) -> tuple[Run, Shown]:
+    """Read a run, and return it with the records that fit, by rank, in execution order: no others are kept.
 
     Args:
-        run: the run.
+        directory: of the run, or a URL.
         fqn: shell pattern.
         role: name of a role, or ``*``.
         step: 0-based; ``INIT_STEP`` for what was before the first; None for all.
 
     Raises:
         ConfigError: there is no such role, or nothing fits.
+        DumpError: the run cannot be read.
     """
     known = [r.value for r in Role]
     if role != "*" and role not in known:
         raise ConfigError("no such role", where="--role", found=role, expected=f"one of {', '.join(known)}")
-    found = [
-        (number, record)
-        for number, rank in run.ranks.items()
-        for record in rank.records
-        if fnmatchcase(record.key.fqn, fqn)
-        and role in ("*", record.key.role.value)
-        and step in (None, record.key.step)
-    ]
+    total = 0
+
+    def fits(record: TensorRecord) -> bool:
+        nonlocal total
+        total += 1
+        of_name = fnmatchcase(record.key.fqn, fqn) and role in ("*", record.key.role.value)
+        return of_name and step in (None, record.key.step)
+
+    run = load_run(directory, wanted=fits)
+    found = [(number, record) for number, rank in run.ranks.items() for record in rank.records]
     if not found:
-        total = sum(len(rank.records) for rank in run.ranks.values())
         raise ConfigError(
             f"none of the run's {count(total, 'record')} fits",
             where=str(run.path),
             remedy="see --fqn, --role and --step",
         )
-    return found
+    return run, found
 
 
-def show_text(run: Run, records: Sequence[tuple[int, TensorRecord]]) -> str:
+def show_text(run: Run, records: Shown) -> str:
     """Return a line per record, below a line about the run."""
     rows = [_TITLES] + [
         tuple(one_line(cell, _WIDEST) for cell in _cells(rank, record)) for rank, record in records
@@ -104,7 +111,7 @@ def _cells(rank: int, record: TensorRecord) -> tuple[str, ...]:
     )
 
 
-def show_json(records: Sequence[tuple[int, TensorRecord]]) -> str:
+def show_json(records: Shown) -> str:
     """Return the records as a JSON list."""
     return json.dumps([_plain(rank, record) for rank, record in records], indent=1) + "\n"
 
