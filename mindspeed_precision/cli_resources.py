@@ -64,7 +64,7 @@ def say_if_large(runs: Sequence[str], why: str) -> None:
         runs: directories; of a URL, and of what is no run of ours, nothing is known before it is read.
         why: every record is held.
     """
-    from mindspeed_precision.fold.folding import BYTES_PER_RECORD, PER_BYTE, index_bytes
+    from mindspeed_precision.fold.deciding import BYTES_PER_RECORD, PER_BYTE, index_bytes
 
     size = sum(index_bytes(Path(run)) for run in runs)
     memory = size * PER_BYTE

@@ -63,6 +63,11 @@ def gather_late(*runs: Run) -> bool:
     return any(gathers_late(run) for run in runs)
 
 
+def by_itself(number: int) -> Place:
+    """Return where a record comes that is of no range, by its number among these."""
+    return number, 0, 0, 0
+
+
 def execution_of(rank: RankRecords, *, late: bool) -> Mapping[int, Place]:
     """Return by ``seq`` where the records of a rank with ranges come; nothing for any other rank."""
     if rank.places is not None:
@@ -87,7 +92,7 @@ def places_of(records: Iterable[TensorRecord], declared: Iterable[str], *, late:
         return {}
     numbers = {name: number for number, name in enumerate(declared)}
     phases = {phase: number for number, phase in enumerate(Phase)}
-    shared, found = 0, {}
+    shared, found = -1, {}
     own: Counter[str] = Counter()
     for record in listed:
         key = record.key
@@ -97,5 +102,5 @@ def places_of(records: Iterable[TensorRecord], declared: Iterable[str], *, late:
         else:
             shared += 1
             own.clear()
-            found[record.seq] = (shared, 0, 0, 0)
+            found[record.seq] = by_itself(shared)
     return found

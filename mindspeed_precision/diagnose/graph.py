@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 
-from mindspeed_precision.align.ranges import GATHERED, Place
+from mindspeed_precision.align.ranges import GATHERED, Place, by_itself
 from mindspeed_precision.align.stand_ins import StandIns
 from mindspeed_precision.compare.verdict import direction_unseen
 from mindspeed_precision.diagnose.dataflow import (
@@ -85,7 +85,7 @@ def make_node(
         if isinstance(pair, Pair) and pair.baseline.digest.exact and pair.candidate.digest.exact
         else None
     )
-    stage, place = _STAGES.get(record.key.phase, 4), places.get(record.seq, (record.seq,))
+    stage, place = _STAGES.get(record.key.phase, 4), places.get(record.seq, by_itself(record.seq))
     pipeline = coordinates.pp_rank if stage < _STAGES[Phase.DGRAD] else -coordinates.pp_rank
     return Node(
         comparison=comparison,

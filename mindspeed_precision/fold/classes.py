@@ -95,7 +95,7 @@ def _ranges(ranks: Iterable[RankOutcome]) -> list[_Ranges]:
     for rank in sorted(ranks, key=lambda one: one.rank):
         where = _where(rank)
         for piece in rank.ranges:
-            own = where.pp_rank, where.tp_rank if rank.late else 0, piece.fqn, piece.pattern
+            own = where.pp_rank, where.tp_rank if piece.linked else 0, piece.fqn, piece.pattern
             found.setdefault(own, _Ranges(piece)).ranks.append(rank.rank)
     return sorted(found.values(), key=lambda one: (one.first.place or _INFINITY, one.ranks[0]))
 

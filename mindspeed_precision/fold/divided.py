@@ -23,7 +23,7 @@ RECORD = b'{"kind":"record","seq":'
 
 _MARKER = re.compile(rb'(\{"kind":"step","step":(-?\d+),"records":)(\d+)')
 _OF_PARAMETER = re.compile(
-    rb',"step":-?\d+,"microbatch":-1,"phase":"(init|reduce|clip|optimizer)","fqn":"([^"\\]*)","role":"(\w+)",'
+    rb'"step":-?\d+,"microbatch":-1,"phase":"(init|reduce|clip|optimizer)","fqn":"([^"\\]*)","role":"(\w+)",'
 )
 _SLOT = re.compile(rb'"slot":"(\d+):(\d+)"')
 _SHAPE = re.compile(rb'"shape":\[([\d,]*)\]')
@@ -152,7 +152,7 @@ class _Lines:
         seq, _, rest = head[len(RECORD) :].partition(b",")
         if seq != b"%d" % self._count:
             return False
-        found = _OF_PARAMETER.match(b"," + rest)
+        found = _OF_PARAMETER.match(rest)
         self._line, self._own = None, False
         if found is not None and found[2] in self._names:
             self._own = _of_range(found[1], found[3], late=self._late)

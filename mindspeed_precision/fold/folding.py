@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mindspeed_precision.align.compatible import numbers_text
-from mindspeed_precision.align.lanes import settings_differ
 from mindspeed_precision.align.ranges import gather_late
 from mindspeed_precision.align.stand_ins import StandIns
 from mindspeed_precision.compare.policy import Policy
 from mindspeed_precision.counting import count
-from mindspeed_precision.diagnose.rules.registry import given_elsewhere
-from mindspeed_precision.dump.attempts import attempt_directories
-from mindspeed_precision.dump.format import INDEX, MANIFEST, Header, parse_line, rank_directory
+from mindspeed_precision.dump.format import INDEX, Header, parse_line, rank_directory
 from mindspeed_precision.dump.inside import require_inside
 from mindspeed_precision.dump.later import LaterRecords
 from mindspeed_precision.dump.reader import (
@@ -30,26 +26,16 @@ from mindspeed_precision.dump.reader import (
 )
 from mindspeed_precision.errors import DumpError
 from mindspeed_precision.fold.classes import Classes, classes_of, column_of, replica_of
+from mindspeed_precision.fold.deciding import of_manifest
 from mindspeed_precision.fold.engines import Resources, outcomes
 from mindspeed_precision.fold.keeping import ranges_alone, with_ranges
 from mindspeed_precision.fold.ranges import PieceOutcome
 from mindspeed_precision.fold.scan import ColumnOutcome, ColumnTask, RankOutcome, scan_column
 from mindspeed_precision.progress import Progress
-from mindspeed_precision.records import Finding, RankCoordinates, Severity
-
-PER_BYTE = 4.0
-"""Bytes of memory for each byte of an index, where every record is an object: 3.3 were measured."""
-
-BYTES_PER_RECORD = 430
-"""Bytes of a record's line: measured (docs/scale.md)."""
+from mindspeed_precision.records import RankCoordinates
 
 PER_PAIR = 3600
 """Bytes of memory for each pair that is kept: 2.7 KB were measured (docs/scale.md), and workers need some."""
-
-LAYOUTS_DIFFER = "their parallel layouts differ"
-"""Why runs are not folded whose shards are put together from many ranks."""
-
-ID = given_elsewhere("coverage.ranks_not_linked")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,44 +71,6 @@ class Folded:
             return said
         every = sum(map(len, self.stand_ins.ranges.values())) + len(self.left_ranges)
         return f"{said}, and {ranges} of {every} ranges of the optimizer for all others"
-
-
-def needs_folding(paths: Sequence[Path], resources: Resources) -> bool:
-    """Tell whether two runs are larger than memory may be; False for what is no run of ours."""
-    if not all((path / MANIFEST).is_file() for path in paths):
-        return False
-    return sum(map(index_bytes, paths)) * PER_BYTE > resources.memory
-
-
-def index_bytes(path: Path) -> int:
-    """Return how many bytes the indices of a run's ranks have, restarts aside."""
-    return sum(index.stat().st_size for index in path.glob(f"rank*/{INDEX}") if index.is_file())
-
-
-def why_not(paths: Sequence[Path]) -> str:
-    """Say why two runs cannot be folded; empty where they can: as far as their manifests tell."""
-    one, two = (load_manifest(path) for path in paths)
-    if any(attempt_directories(path) for path in paths):
-        return "one was restarted"
-    if _framework(one) != _framework(two):
-        return "two frameworks computed them"
-    if any(manifest.get("reference") is not None for manifest in (one, two)):
-        return "one took its state from the other"
-    if one.get("first_step") != two.get("first_step"):
-        return "they begin at different steps"
-    if one.get("parallel") != two.get("parallel") or settings_differ(*map(of_manifest, paths, (one, two))):
-        return LAYOUTS_DIFFER
-    return ""
-
-
-def of_manifest(path: Path, manifest: dict[str, Any]) -> Run:
-    """Return a run of which nothing but its manifest was read."""
-    return Run(path=path, manifest=manifest, ranks={})
-
-
-def _framework(manifest: Mapping[str, object]) -> object:
-    found = manifest.get("framework")
-    return found.get("name") if isinstance(found, dict) else None
 
 
 def fold_runs(
@@ -306,41 +254,3 @@ def _whole_run(
         raise DumpError("no rank of this run wrote anything", where=str(path), expected=rank_directory(0))
     notes += missing_ranks(path, manifest, found)
     return Run(path=path, manifest=manifest, ranks=found, notes=tuple(notes))
-
-
-def not_linked(folded: Folded) -> tuple[list[Finding], list[str]]:
-    """Say of which ranks a cause was not looked for: a finding where records differ or have no partner."""
-    ranges = [piece for _, piece in folded.left_ranges]
-    ranks = sorted({rank.rank for rank in folded.left} | {rank for rank, _ in folded.left_ranges})
-    if not ranks:
-        return [], []
-    numbers = numbers_text(ranks)
-    differing = sum(rank.differing for rank in folded.left) + sum(piece.differing for piece in ranges)
-    alone = sum(map(_without_partner, folded.left)) + sum(piece.alone for piece in ranges)
-    pairs = sum(rank.pairs for rank in folded.left) + sum(piece.pairs for piece in ranges)
-    said = (
-        f"ranks {numbers}: {pairs} records have a partner, {differing} "
-        f"differ, {alone} of both runs have none or were not compared; memory does not hold these ranks, and "
-        "what explains what was not looked for (a larger --memory)"
-    )
-    if not differing and not alone:
-        return [], [said]
-    finding = Finding(
-        id=ID,
-        severity=Severity.WARNING,
-        confidence=1.0,
-        title=f"{count(len(ranks), 'rank', 'were')} compared bit for bit at most: "
-        "no cause was looked for there",
-        evidence=(said,),
-        remedy="compare with a larger --memory: the ranks that differ first are the ones that were looked at",
-    )
-    return [finding], []
-
-
-def _without_partner(rank: RankOutcome) -> int:
-    """Return how many records of both runs have no partner, or were not compared; ranges aside."""
-    own = sum(2 * piece.pairs + piece.alone for piece in rank.ranges)
-    return sum(side.records - rank.pairs for side in rank.sides if side) - own
-
-
-__all__ = ["ID", "Folded", "fold_runs", "needs_folding", "not_linked", "why_not"]

@@ -78,7 +78,7 @@ def _places(
     records: list[TensorRecord], piece: Piece, shared: np.ndarray[tuple[int], np.dtype[np.int64]], number: int
 ) -> Mapping[int, Place]:
     """Return where the records of a range come, as ``align.ranges.places_of`` has it."""
-    before = np.searchsorted(shared, piece.at).tolist()
+    before = (np.searchsorted(shared, piece.at) - 1).tolist()
     found: dict[int, Place] = {}
     seen: Counter[int] = Counter()
     for record, at, own in zip(records, before, piece.own.tolist(), strict=True):

@@ -16,8 +16,8 @@ from mindspeed_precision.errors import DumpError
 from mindspeed_precision.fold.divided import RECORD, Piece
 from mindspeed_precision.fold.patterns import Sides, shown_by
 from mindspeed_precision.fold.rank_lines import RankLines
-from mindspeed_precision.fold.templates import Template, matched, template_of_records
-from mindspeed_precision.records import TensorRecord
+from mindspeed_precision.fold.templates import Positions, Template, matched, template_of_records
+from mindspeed_precision.records import Role, TensorRecord
 
 _MOST = 20_000
 """Templates of pieces that a worker remembers."""
@@ -34,6 +34,8 @@ class PieceOutcome:
         pairs: how many have a partner.
         differing: how many of them differ.
         alone: how many of both runs have none.
+        linked: the parameter after a step is among them, whole, and differs: a module that is given it has
+            its bits, which are those of one tensor-parallel rank.
     """
 
     fqn: str
@@ -42,6 +44,7 @@ class PieceOutcome:
     pairs: int
     differing: int
     alone: int
+    linked: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,5 +145,13 @@ def shown_ranges(one: Ranged, two: Ranged, static: bytes, policy: Policy) -> Ite
             place=None if first is None else (template.keys[first].step, int(piece.at[first])),
             pairs=int(np.count_nonzero(own)),
             differing=int(np.count_nonzero(differs)),
+            linked=_linked(piece, template, both.one[differs]),
             alone=int(np.count_nonzero(piece.own) + np.count_nonzero(other.own) - 2 * np.count_nonzero(own)),
         )
+
+
+def _linked(piece: Piece, template: Template, differing: Positions) -> bool:
+    whole = max((int(n) for n, own in zip(piece.numels, piece.own, strict=True) if not own), default=0)
+    return any(
+        template.keys[at].role is Role.PARAM and piece.numels[at] == whole for at in differing.tolist()
+    )

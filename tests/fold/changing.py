@@ -46,3 +46,15 @@ def rewritten(directory: Path, change: Callable[[bytes], bytes]) -> bool:
     plain |= {"lines": data.count(b"\n"), "digest": hashlib.blake2b(data, digest_size=16).hexdigest()}
     seal.write_text(json.dumps(plain) + "\n")
     return data != before
+
+
+def without_seal(run: Path, rank: int) -> Path:
+    (run / f"rank{rank:05d}" / "COMPLETE").unlink()
+    return run
+
+
+def cut_off(run: Path, rank: int) -> Path:
+    """Leave of a rank what a crash in its last step leaves."""
+    index = without_seal(run, rank) / f"rank{rank:05d}" / "index.jsonl"
+    index.write_bytes(index.read_bytes()[:-4000])
+    return run

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from changing import copied, of, rewritten
+from changing import copied, cut_off, of, rewritten, without_seal
 
 from mindspeed_precision.dump.reader import load_run
 from mindspeed_precision.flow import compare_in_full
@@ -83,6 +83,15 @@ def test_healthy_replicas_are_one_class_and_so_are_the_ranges_of_a_parameter(bas
     declared = {p.fqn for rank in (0, 12) for p in load_run(baseline).ranks[rank].parameters}
     assert set(names) == declared
     assert found.diagnosis.status is Verdict.IDENTICAL
+
+
+@pytest.mark.parametrize("change", [without_seal, cut_off], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("name", ["healthy", "a reduction"])
+def test_what_a_crash_leaves_is_told_as_it_is_of_runs_in_memory(baseline, tmp_path, change, name):
+    candidate = change(copied(baseline, tmp_path / "candidate", *PLANTS[name]), 5)
+    less = folded(baseline, candidate)
+    assert told(less) == told(compare_in_full(baseline, candidate))
+    assert less.folded.stand_ins.ranks[5] == (5,)
 
 
 def test_a_rank_with_other_ranges_in_the_other_run_stands_for_itself(baseline, tmp_path):

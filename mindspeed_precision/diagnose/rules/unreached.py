@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from mindspeed_precision.align.ranges import Place
+from mindspeed_precision.align.ranges import Place, by_itself
 from mindspeed_precision.diagnose.facts import Facts, names
 from mindspeed_precision.diagnose.rules.registry import rule
 from mindspeed_precision.records import Finding, Phase, RecordKey, Role, Severity, Side, Unmatched
@@ -48,7 +48,7 @@ def _finding(facts: Facts, lacks: Side, found: list[Unmatched]) -> Finding:
 
 def _when(facts: Facts, unmatched: Unmatched) -> tuple[int, Place]:
     seq = unmatched.record.seq
-    return unmatched.key.step, facts.places[unmatched.side, unmatched.rank].get(seq, (seq,))
+    return unmatched.key.step, facts.places[unmatched.side, unmatched.rank].get(seq, by_itself(seq))
 
 
 def _is(key: RecordKey, phase: Phase, role: Role) -> bool:
