@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from mindspeed_precision.align.ranges import DIVIDED
 from mindspeed_precision.compare.policy import Policy
 from mindspeed_precision.dump.format import rank_directory
 from mindspeed_precision.errors import DumpError
@@ -16,6 +17,8 @@ from mindspeed_precision.fold.declared import declared_by
 from mindspeed_precision.fold.patterns import Shown, Sides, labels, shown_by
 from mindspeed_precision.fold.ranges import PieceOutcome, same_ranges, shown_ranges
 from mindspeed_precision.fold.reading import TEMPLATES, SideOutcome, tried
+
+_OF_RANGES = {phase for phase, _ in DIVIDED}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +129,11 @@ def _scan_rank(task: ColumnTask, rank: int, present: tuple[bool, bool]) -> tuple
         matched=TEMPLATES.matched(one, two),
         static=static,
     )
+    ranges: tuple[PieceOutcome, ...] = ()
+    if one.ranged is not None and two.ranged is not None:
+        ranges = tuple(shown_ranges(one.ranged, two.ranged, static, task.policy))
+        if any(piece.alone for piece in ranges) or _lacks_near(sides):
+            return replace(outcome, reason="records at the time of its ranges have no partner"), None
     shown = shown_by(sides, task.policy)
     found = replace(
         outcome,
@@ -135,8 +143,15 @@ def _scan_rank(task: ColumnTask, rank: int, present: tuple[bool, bool]) -> tuple
         pairs=shown.pairs,
         differing=len(shown.differing),
         batches=shown.batches,
-        ranges=tuple(shown_ranges(one.ranged, two.ranged, static, task.policy))
-        if one.ranged is not None and two.ranged is not None
-        else (),
+        ranges=ranges,
     )
     return found, shown
+
+
+def _lacks_near(sides: Sides) -> bool:
+    """Tell whether a record without a partner may be shown beside those of ranges, which it resembles."""
+    for template, at in zip(sides.templates, (sides.matched.one, sides.matched.two), strict=True):
+        alone = np.setdiff1d(np.arange(len(template.keys)), at)
+        if any(template.keys[number].phase in _OF_RANGES for number in alone.tolist()):
+            return True
+    return False

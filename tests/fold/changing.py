@@ -58,3 +58,26 @@ def cut_off(run: Path, rank: int) -> Path:
     index = without_seal(run, rank) / f"rank{rank:05d}" / "index.jsonl"
     index.write_bytes(index.read_bytes()[:-4000])
     return run
+
+
+def without(directory: Path, wanted: Wanted) -> None:
+    """Take some records out of a rank, as a run that did not record them has none."""
+    numbers = iter(range(1 << 30))
+    count = 0
+
+    def change(line: bytes) -> bytes | None:
+        nonlocal count
+        if line.startswith(b'{"kind":"record"'):
+            if wanted(json.loads(line)):
+                return None
+            count += 1
+            return re.sub(rb'(?<="seq":)\d+', b"%d" % next(numbers), line, count=1)
+        if line.startswith(b'{"kind":"step"'):
+            counted, count = count, 0
+            return re.sub(rb'(?<="records":)\d+', b"%d" % counted, line)
+        return line
+
+    index = directory / "index.jsonl"
+    kept = [found for line in index.read_bytes().split(b"\n") if (found := change(line)) is not None]
+    index.write_bytes(b"\n".join(kept))
+    rewritten(directory, lambda line: line)

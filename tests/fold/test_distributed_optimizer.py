@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from changing import copied, cut_off, of, rewritten, without_seal
+from changing import copied, cut_off, of, rewritten, without, without_seal
 
 from mindspeed_precision.dump.reader import load_run
 from mindspeed_precision.flow import compare_in_full
@@ -92,6 +92,26 @@ def test_what_a_crash_leaves_is_told_as_it_is_of_runs_in_memory(baseline, tmp_pa
     less = folded(baseline, candidate)
     assert told(less) == told(compare_in_full(baseline, candidate))
     assert less.folded.stand_ins.ranks[5] == (5,)
+
+
+@pytest.mark.parametrize(
+    "lacking",
+    [
+        of(phase="optimizer", role="exp_avg", fqn=lambda name: "fc1" in name),
+        of(phase="optimizer", role="param", step=1, fqn=lambda name: "fc1" in name),
+        of(phase="dgrad", role="grad_output", fqn=lambda name: name.endswith("fc2")),
+    ],
+    ids=["of ranges", "beside ranges", "of all replicas"],
+)
+@pytest.mark.parametrize("ranks", [(2, 3), range(8)], ids=["of a replica", "of several"])
+def test_records_that_one_run_lacks_give_the_same_answer_folded(baseline, tmp_path, lacking, ranks):
+    candidate = copied(baseline, tmp_path / "candidate")
+    for rank in ranks:
+        without(candidate / f"rank{rank:05d}", lacking)
+    found = [compare_in_full(baseline, candidate), folded(baseline, candidate)]
+    one, two = (replace(one.diagnosis, unmatched=()) for one in found)  # they are those of the ranks kept
+    assert one == two
+    assert one.coverage.unmatched > 0
 
 
 def test_a_rank_with_other_ranges_in_the_other_run_stands_for_itself(baseline, tmp_path):
