@@ -200,11 +200,11 @@ def main(words: Sequence[str] | None = None) -> int:
             for field, (_, unit) in MEASURED.items():
                 fit = line(*([float(getattr(cost, which)) for cost in costs] for which in (name, field)))
                 _say(f"  {fit.describe(unit, VARIED[name])}, {fit.off:.1f} {unit} off at most")
-    if chosen.figure is not None:
-        draw(found, chosen.figure)
     if chosen.json is not None:
         plain: dict[str, Any] = {name: [asdict(cost) for cost in costs] for name, costs in found.items()}
         chosen.json.write_text(json.dumps(plain, indent=1) + "\n")
+    if chosen.figure is not None:
+        draw(found, chosen.figure)
     return 0
 
 
