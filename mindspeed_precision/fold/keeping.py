@@ -14,7 +14,7 @@ from mindspeed_precision.dump.format import Parameters, parse_line
 from mindspeed_precision.dump.reader import RankRecords
 from mindspeed_precision.errors import DumpError
 from mindspeed_precision.fold.divided import RECORD, Piece
-from mindspeed_precision.fold.rank_lines import RankLines, read_lines
+from mindspeed_precision.fold.rank_lines import Positions, RankLines, read_lines
 from mindspeed_precision.records import ParameterDeclaration, Phase, TensorRecord
 
 _PHASES = {phase: number for number, phase in enumerate(Phase)}
@@ -74,9 +74,7 @@ def _declared(lines: RankLines, directory: Path) -> tuple[ParameterDeclaration, 
     return tuple(one for line in told if isinstance(line, Parameters) for one in line.parameters)
 
 
-def _places(
-    records: list[TensorRecord], piece: Piece, shared: np.ndarray[tuple[int], np.dtype[np.int64]], number: int
-) -> Mapping[int, Place]:
+def _places(records: list[TensorRecord], piece: Piece, shared: Positions, number: int) -> Mapping[int, Place]:
     """Return where the records of a range come, as ``align.ranges.places_of`` has it."""
     before = (np.searchsorted(shared, piece.at) - 1).tolist()
     found: dict[int, Place] = {}
