@@ -92,7 +92,8 @@ def places_of(records: Iterable[TensorRecord], declared: Iterable[str], *, late:
         return {}
     numbers = {name: number for number, name in enumerate(declared)}
     phases = {phase: number for number, phase in enumerate(Phase)}
-    shared, found = -1, {}
+    shared = -1
+    found: dict[int, Place] = {}
     own: Counter[str] = Counter()
     for record in listed:
         key = record.key
