@@ -56,7 +56,7 @@ def draw(found: Mapping[str, Sequence[object]], path: Path) -> None:
     mpl.rcParams["svg.fonttype"] = "none"
     from matplotlib import pyplot as plt
 
-    figure, grid = plt.subplots(len(MEASURED), len(found), figsize=(10, 5.2), sharey="row", squeeze=False)
+    figure, grid = plt.subplots(len(MEASURED), len(found), figsize=(10, 5.6), sharey="row", squeeze=False)
     for row, (field, (words, unit)) in zip(grid, MEASURED.items(), strict=True):
         for axis, (name, costs) in zip(row, found.items(), strict=True):
             x, y = ([float(getattr(cost, which)) for cost in costs] for which in (name, field))
@@ -66,14 +66,13 @@ def draw(found: Mapping[str, Sequence[object]], path: Path) -> None:
             axis.plot(
                 ends, fit.constant + fit.slope * ends, "-", color="#c2571a", linewidth=1.2, label="fitted"
             )
-            axis.set_title(f"{fit.constant:.3g} {unit} + {fit.slope:.3g} {unit} each", fontsize=9)
+            axis.set_title(f"{fit.constant:.3g} {unit} + {fit.slope:.3g} {unit} × {name}", fontsize=9)
+            axis.set_xlabel(VARIED[name], fontsize=9)
             axis.set_xlim(left=0)
-            axis.set_ylim(bottom=0)
             axis.tick_params(labelsize=8)
             axis.grid(visible=True, linewidth=0.4, alpha=0.5)
-            if row is grid[-1]:
-                axis.set_xlabel(VARIED[name], fontsize=9)
         row[0].set_ylabel(words, fontsize=9)
+        row[0].set_ylim(bottom=0)  # of all that share it, once all is drawn
     grid[0][0].legend(fontsize=8, loc="upper left")
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None})

@@ -81,7 +81,9 @@ def test_the_figure_tells_the_lines_that_were_fitted(scale, tmp_path):
     for name in ("one.svg", "two.svg"):
         scale.draw(dict.fromkeys(("ranks", "steps", "records"), costs), tmp_path / name)
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
-    assert "3 s + 0.25 s each" in (tmp_path / "one.svg").read_text()
+    drawn = (tmp_path / "one.svg").read_text()
+    assert "3 s + 0.25 s × ranks" in drawn
+    assert drawn.count("records a step and rank") == 2
 
 
 def test_ranks_steps_and_records_grow_one_at_a_time(scale):
