@@ -168,6 +168,7 @@ def load_run(directory: str | Path, *, wanted: Wanted | None = None) -> Run:
             content is not what was written.
     """
     path = local_directory(directory)
+    load_manifest(path)  # refuses what is no run
     restarts = attempt_directories(path)
     first = load_attempt(path, None if restarts else wanted)
     for restart in restarts:
