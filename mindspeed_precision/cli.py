@@ -219,12 +219,14 @@ def _compare(arguments: argparse.Namespace) -> int:
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    from mindspeed_precision.report.show import load_shown, show_json, show_text
+    from mindspeed_precision.loading import load_run
+    from mindspeed_precision.report.show import Asked, show_json, show_text
 
-    asked = {"fqn": arguments.fqn, "role": arguments.role, "step": arguments.step}
-    if asked == {"fqn": "*", "role": "*", "step": None}:
+    asked = Asked(fqn=arguments.fqn, role=arguments.role, step=arguments.step)
+    if asked.all:
         say_if_large([arguments.directory], "every record is shown (fewer: --fqn, --role, --step)")
-    run, records = load_shown(arguments.directory, **asked)
+    run = load_run(arguments.directory, wanted=asked)
+    records = asked.shown(run)
     sys.stdout.write(show_json(records) if arguments.json else show_text(run, records))
     return 0
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
 from mindspeed_precision.counting import count
 from mindspeed_precision.dump.reader import Run
 from mindspeed_precision.errors import ConfigError
-from mindspeed_precision.loading import load_run
 from mindspeed_precision.records import INIT_STEP, NO_MICROBATCH, Role, TensorRecord
 from mindspeed_precision.report.visible import one_line
 
@@ -24,41 +24,56 @@ Shown = Sequence[tuple[int, TensorRecord]]
 """Records, each with its rank."""
 
 
-def load_shown(
-    directory: str, *, fqn: str = "*", role: str = "*", step: int | None = None
-) -> tuple[Run, Shown]:
-    """Read a run, and return it with the records that fit, by rank, in execution order: no others are kept.
+@dataclass
+class Asked:
+    """Which records of a run are shown; counts those that it is asked about, so that no others need be kept.
 
-    Args:
-        directory: of the run, or a URL.
+    Attributes:
         fqn: shell pattern.
         role: name of a role, or ``*``.
         step: 0-based; ``INIT_STEP`` for what was before the first; None for all.
+        seen: how many records it was asked about.
 
     Raises:
-        ConfigError: there is no such role, or nothing fits.
-        DumpError: the run cannot be read.
+        ConfigError: there is no such role.
     """
-    known = [r.value for r in Role]
-    if role != "*" and role not in known:
-        raise ConfigError("no such role", where="--role", found=role, expected=f"one of {', '.join(known)}")
-    total = 0
 
-    def fits(record: TensorRecord) -> bool:
-        nonlocal total
-        total += 1
-        of_name = fnmatchcase(record.key.fqn, fqn) and role in ("*", record.key.role.value)
-        return of_name and step in (None, record.key.step)
+    fqn: str = "*"
+    role: str = "*"
+    step: int | None = None
+    seen: int = 0
 
-    run = load_run(directory, wanted=fits)
-    found = [(number, record) for number, rank in run.ranks.items() for record in rank.records]
-    if not found:
-        raise ConfigError(
-            f"none of the run's {count(total, 'record')} fits",
-            where=str(run.path),
-            remedy="see --fqn, --role and --step",
-        )
-    return run, found
+    def __post_init__(self) -> None:
+        known = [r.value for r in Role]
+        if self.role != "*" and self.role not in known:
+            expected = f"one of {', '.join(known)}"
+            raise ConfigError("no such role", where="--role", found=self.role, expected=expected)
+
+    @property
+    def all(self) -> bool:
+        """Whether every record is."""
+        return (self.fqn, self.role, self.step) == ("*", "*", None)
+
+    def __call__(self, record: TensorRecord) -> bool:
+        """Tell whether a record is shown."""
+        self.seen += 1
+        of_name = fnmatchcase(record.key.fqn, self.fqn) and self.role in ("*", record.key.role.value)
+        return of_name and self.step in (None, record.key.step)
+
+    def shown(self, run: Run) -> Shown:
+        """Return what is shown of a run that was read with this, by rank, in execution order.
+
+        Raises:
+            ConfigError: nothing fits.
+        """
+        found = [(number, record) for number, rank in run.ranks.items() for record in rank.records]
+        if not found:
+            raise ConfigError(
+                f"none of the run's {count(self.seen, 'record')} fits",
+                where=str(run.path),
+                remedy="see --fqn, --role and --step",
+            )
+        return found
 
 
 def show_text(run: Run, records: Shown) -> str:

@@ -15,7 +15,7 @@ from mindspeed_precision.counting import count
 from mindspeed_precision.dump.reader import load_run
 from mindspeed_precision.flow import compare_in_full
 from mindspeed_precision.fold.engines import Resources
-from mindspeed_precision.report.show import load_shown
+from mindspeed_precision.report.show import Asked
 from mindspeed_precision.testing.fake_runs import LINEAR, permuted, plant, scaled, write_fake_run
 from mindspeed_precision.testing.folded import folded, smallest, told
 from mindspeed_precision.testing.scale_runs import Fault, ScaleRun, write_scale_run
@@ -53,7 +53,9 @@ def test_verify_answers_as_of_runs_that_are_held_whole(tmp_path, name, restarted
 
 
 def test_what_is_not_asked_for_is_not_kept(runs):
-    run, records = load_shown(str(runs[0]), role="wgrad", step=1)
+    asked = Asked(role="wgrad", step=1)
+    run = load_run(runs[0], wanted=asked)
+    records = asked.shown(run)
     assert sum(len(rank.records) for rank in run.ranks.values()) == len(records) > 0
     every = [(n, r) for n, rank in load_run(runs[0]).ranks.items() for r in rank.records]
     assert records == [(n, r) for n, r in every if r.key.role.value == "wgrad" and r.key.step == 1]
