@@ -6,6 +6,7 @@ ranks, steps and records one at a time and fits a line to each; ``--figure`` dra
 
     python benchmarks/scale.py --scratch /tmp/scale
     python benchmarks/scale.py --scratch /tmp/scale --fit --figure docs/figures/scale.svg
+    python benchmarks/scale.py --scratch /tmp/scale --dp 8 --pp 4 --tp 2 --distributed-optimizer
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scale_figure import MEASURED, VARIED, draw, line
 
 from mindspeed_precision.testing.scale_runs import Fault, ScaleRun, records_per_step, write_scale_run
 
@@ -157,7 +159,7 @@ def _resident(pid: int) -> int:
 
 def variations(run: ScaleRun) -> dict[str, list[ScaleRun]]:
     """Return runs in which ranks, steps and records grow, one at a time."""
-    shares = (1, 2, 4)
+    shares = (1, 2, 4, 8)
     return {
         "ranks": [replace(run, dp=run.dp * share) for share in shares],
         "steps": [replace(run, steps=run.steps * share) for share in shares],
@@ -172,42 +174,23 @@ def fitted(costs: Sequence[Cost], runs: int = 2) -> tuple[float, float]:
     return float(constant), float(slope) * 1e6
 
 
-def draw(found: dict[str, list[Cost]], path: Path) -> None:
-    """Draw how processor time grows with each, with the fitted lines."""
-    import matplotlib as mpl
-
-    mpl.use("svg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(1, len(found), figsize=(9, 3), sharey=True)
-    for axis, (name, costs) in zip(axes, found.items(), strict=True):
-        records = np.array([2 * cost.ranks * cost.steps * cost.records for cost in costs]) / 1e6
-        constant, slope = fitted(costs)
-        axis.plot(records, [cost.cpu_seconds for cost in costs], "o")
-        axis.plot(records, constant + slope * records, "-", linewidth=1)
-        axis.set_title(f"{name}: {slope:.1f} µs a record", fontsize=9)
-        axis.set_xlabel("million records, both runs", fontsize=8)
-    axes[0].set_ylabel("CPU s", fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None})
-
-
 def main(words: Sequence[str] | None = None) -> int:
     """Measure, and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--scratch", type=Path, required=True, help="an empty directory; 23 GB at full size")
     for name in ("tp", "pp", "dp", "layers", "microbatches", "steps"):
         parser.add_argument(f"--{name}", type=int, default=getattr(WHOLE, name))
+    about = "each data-parallel rank has ranges of the parameters, as under Megatron's"
+    parser.add_argument("--distributed-optimizer", action="store_true", help=about)
     parser.add_argument("--memory", default="2GiB", help="as compare has it")
     parser.add_argument("--jobs", help="as compare has it")
     parser.add_argument("--check", action="store_true", help="check one run, in place of comparing two")
-    parser.add_argument("--fit", action="store_true", help="vary ranks, steps and records by 1, 2 and 4")
+    parser.add_argument("--fit", action="store_true", help="vary ranks, steps and records by 1, 2, 4 and 8")
     parser.add_argument("--figure", type=Path, help="draw the fit into an SVG file")
     parser.add_argument("--json", type=Path, help="write the numbers, too")
     chosen = parser.parse_args(words)
-    run = ScaleRun(
-        **{name: getattr(chosen, name) for name in ("tp", "pp", "dp", "layers", "microbatches", "steps")}
-    )
+    sizes = {name: getattr(chosen, name) for name in ("tp", "pp", "dp", "layers", "microbatches", "steps")}
+    run = ScaleRun(**sizes, distributed=chosen.distributed_optimizer)
     options = ["--memory", chosen.memory, *(["--jobs", chosen.jobs] if chosen.jobs else [])]
     chosen.scratch.mkdir(parents=True, exist_ok=True)
     found: dict[str, list[Cost]] = {}
@@ -222,11 +205,14 @@ def main(words: Sequence[str] | None = None) -> int:
             constant, slope = fitted(costs, 1 if chosen.check else 2)
             what = "each record" if chosen.check else "each record of both runs"
             _say(f"{name}: {constant:.1f} CPU s + {slope:.2f} µs for {what}")
-    if chosen.figure is not None:
-        draw(found, chosen.figure)
+            for field, (_, unit) in MEASURED.items():
+                fit = line(*([float(getattr(cost, which)) for cost in costs] for which in (name, field)))
+                _say(f"  {fit.describe(unit, VARIED[name])}, {fit.off:.1f} {unit} off at most")
     if chosen.json is not None:
         plain: dict[str, Any] = {name: [asdict(cost) for cost in costs] for name, costs in found.items()}
         chosen.json.write_text(json.dumps(plain, indent=1) + "\n")
+    if chosen.figure is not None:
+        draw(found, chosen.figure)
     return 0
 
 

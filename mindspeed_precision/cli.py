@@ -16,7 +16,7 @@ from mindspeed_precision.cli_ecosystem import add_ecosystem_commands
 from mindspeed_precision.cli_examine import add_examinations
 from mindspeed_precision.cli_launch import add_launch_commands, split_launch
 from mindspeed_precision.cli_msprobe import add_msprobe
-from mindspeed_precision.cli_resources import add_resources, resources_of
+from mindspeed_precision.cli_resources import add_resources, resources_of, say_if_large
 from mindspeed_precision.errors import ConfigError, PrecisionError
 from mindspeed_precision.report.visible import one_line
 
@@ -223,10 +223,13 @@ def _compare(arguments: argparse.Namespace) -> int:
 
 def _show(arguments: argparse.Namespace) -> int:
     from mindspeed_precision.loading import load_run
-    from mindspeed_precision.report.show import select, show_json, show_text
+    from mindspeed_precision.report.show import Asked, show_json, show_text
 
-    run = load_run(arguments.directory)
-    records = select(run, fqn=arguments.fqn, role=arguments.role, step=arguments.step)
+    asked = Asked(fqn=arguments.fqn, role=arguments.role, step=arguments.step)
+    if asked.all:
+        say_if_large([arguments.directory], "every record is shown (fewer: --fqn, --role, --step)")
+    run = load_run(arguments.directory, wanted=asked)
+    records = asked.shown(run)
     sys.stdout.write(show_json(records) if arguments.json else show_text(run, records))
     return 0
 

@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from mindspeed_precision.cli_resources import add_resources, resources_of
+from mindspeed_precision.cli_resources import add_resources, resources_of, say_if_large
 
 if TYPE_CHECKING:
     from mindspeed_precision.records import Examination
@@ -70,6 +70,8 @@ def _verify(arguments: argparse.Namespace) -> int:
     from mindspeed_precision.verify.verify import verify_runs
 
     given = {side: getattr(arguments, f"{side.value}_config") for side in Side}
+    if arguments.mapping:
+        say_if_large([arguments.baseline, arguments.candidate], "a mapping may rename any record")
     found = verify_runs(
         arguments.baseline,
         arguments.candidate,

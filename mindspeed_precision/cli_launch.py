@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_precision.cli_examine import answer
+from mindspeed_precision.cli_resources import say_if_large
 from mindspeed_precision.errors import ConfigError
 
 TAKE_A_LAUNCH = ("preflight", "shrink", "certify")
@@ -95,6 +96,7 @@ def _certify(arguments: argparse.Namespace) -> int:
         )
     else:
         out = arguments.out or beside(arguments.runs[-1]) / "certify"
+        say_if_large(arguments.runs, "every record is compared in memory")
         certificate = certify_runs(*arguments.runs)
     file = write_certificate(certificate, out)
     return answer(examination_of(certificate, file=str(file)), json=arguments.json)

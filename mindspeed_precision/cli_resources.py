@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mindspeed_precision.errors import ConfigError
 
 if TYPE_CHECKING:
     from mindspeed_precision.fold.engines import Resources
+
+DEFAULT_MEMORY = "2GiB"
+"""What a command may use where nothing is said."""
 
 _UNITS = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 _MOST = float(1 << 60)
@@ -32,7 +38,7 @@ def add_resources(command: argparse.ArgumentParser, *, memory: str = _FOLDED) ->
     command.add_argument(
         "--memory",
         metavar="SIZE",
-        default="2GiB",
+        default=DEFAULT_MEMORY,
         help=memory,
     )
     command.add_argument(
@@ -49,6 +55,23 @@ def add_resources(command: argparse.ArgumentParser, *, memory: str = _FOLDED) ->
         help="read such runs with Dask: a cluster of this machine, or the scheduler at tcp://HOST:PORT, "
         "whose workers must see the run directories",
     )
+
+
+def say_if_large(runs: Sequence[str], why: str) -> None:
+    """Say on stderr, before large runs are read, that every record is held, and about what that takes.
+
+    Args:
+        runs: directories; of a URL, and of what is no run of ours, nothing is known before it is read.
+        why: every record is held.
+    """
+    from mindspeed_precision.fold.deciding import BYTES_PER_RECORD, PER_BYTE, index_bytes
+
+    size = sum(index_bytes(Path(run)) for run in runs)
+    memory = size * PER_BYTE
+    if memory <= memory_of(DEFAULT_MEMORY):
+        return
+    records = f"about {size / BYTES_PER_RECORD / 1e6:.1f} million records"
+    sys.stderr.write(f"mindspeed-precision: {why}: {records}, {memory / (1 << 30):.1f} GiB of memory\n")
 
 
 def memory_of(text: str) -> int:

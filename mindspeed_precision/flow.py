@@ -20,10 +20,12 @@ from mindspeed_precision.diagnose import (
     prove_by_replay,
 )
 from mindspeed_precision.diagnose.facts import Facts
-from mindspeed_precision.dump.object_store import is_url
+from mindspeed_precision.dump.object_store import local_directory
 from mindspeed_precision.dump.reader import Run
+from mindspeed_precision.fold.deciding import LAYOUTS_DIFFER, needs_folding, why_not
 from mindspeed_precision.fold.engines import Resources
-from mindspeed_precision.fold.folding import Folded, fold_runs, needs_folding, not_linked, why_not
+from mindspeed_precision.fold.folding import Folded, fold_runs
+from mindspeed_precision.fold.left_out import not_linked
 from mindspeed_precision.loading import load_run
 from mindspeed_precision.msprobe.pairing import beside, default_beside, without_uncaptured
 from mindspeed_precision.progress import Progress, silent, watched
@@ -119,6 +121,9 @@ def compare_in_full(
     maps = [one if isinstance(one, Mapping) else load_mapping(one) for one in mapping]
     chosen = load_policy(policy) if isinstance(policy, str) else policy
     folded, note = None, ""
+    baseline, candidate = (
+        run if isinstance(run, Run) else local_directory(run) for run in (baseline, candidate)
+    )
     if not isinstance(baseline, Run) and not isinstance(candidate, Run):
         simple = not maps and not calibrate
         folded, note = _folded(
@@ -134,7 +139,8 @@ def compare_in_full(
     aligned = without_uncaptured(align(one, two, maps, stand_ins=folded.stand_ins if folded else None))
     if folded and aligned.layouts:  # shards of all ranks make one tensor: none can stand for others
         loaded = [load_run(run.path) for run in folded.runs]
-        return compare_in_full(*loaded, policy=chosen, replay=replay, progress=progress)
+        found = compare_in_full(*loaded, policy=chosen, replay=replay, progress=progress)
+        return replace(found, note=f"{_LOADED}: {LAYOUTS_DIFFER} ({' against '.join(aligned.layouts)})")
     if chosen is None:
         chosen = default_beside(one, two) or default_policy(one.framework, two.framework, aligned.layouts)
     calibration = None
@@ -177,9 +183,12 @@ def _concluded(facts: Facts, findings: Sequence[Finding], folded: Folded | None)
     return diagnosis
 
 
+_LOADED = "the runs are larger than --memory allows, and every rank was loaded"
+
+
 def _folded(
-    baseline: str | Path,
-    candidate: str | Path,
+    baseline: Path,
+    candidate: Path,
     policy: Policy | None,
     resources: Resources,
     progress: Progress,
@@ -187,9 +196,7 @@ def _folded(
     simple: bool,
 ) -> tuple[Folded | None, str]:
     """Fold two runs that memory does not hold; else None, with the reason where it is not their size."""
-    if is_url(baseline) or is_url(candidate):
-        return None, ""
-    paths = Path(baseline), Path(candidate)
+    paths = baseline, candidate
     if not needs_folding(paths, resources):
         return None, ""
     reason = why_not(paths) if simple else "with a mapping or a calibration every record is judged by itself"
@@ -197,5 +204,5 @@ def _folded(
     if not reason and not exact.exact:
         reason = f"policy {exact.name} judges every record by itself"
     if reason:
-        return None, f"the runs are larger than --memory allows, and every rank was loaded: {reason}"
+        return None, f"{_LOADED}: {reason}"
     return fold_runs(*paths, policy=exact, resources=resources, progress=progress), ""

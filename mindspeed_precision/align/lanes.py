@@ -28,13 +28,21 @@ def layouts_differ(baseline: Run, candidate: Run) -> bool:
 
 def layout_of(run: Run) -> dict[str, object]:
     """Return what places a run's tensors: parallel sizes, and the settings that are known of it."""
-    sizes: dict[str, object] = dict(first_rank(run).coordinates.sizes())
-    for section, name in _SETTINGS:
-        value = setting(run, section, name)
-        sizes[name] = value if value not in (False, 1) or value is True else None  # False and one chunk: off
+    sizes = {**first_rank(run).coordinates.sizes(), **_placing(run)}
     sizes["etp_size"] = _expert_tensor_size(run)
     sizes["vocabulary"] = _rows_of_vocabulary(run)
     return sizes
+
+
+def _placing(run: Run) -> dict[str, object]:
+    """Return the settings that place tensors; what is off is None, as what is not noted."""
+    values = {name: setting(run, section, name) for section, name in _SETTINGS}
+    return {n: value if value not in (False, 1) or value is True else None for n, value in values.items()}
+
+
+def settings_differ(baseline: Run, candidate: Run) -> bool:
+    """Tell whether the manifests of two runs, without a rank, say that they place tensors differently."""
+    return _placing(baseline) != _placing(candidate)
 
 
 def _rows_of_vocabulary(run: Run) -> int | None:

@@ -136,9 +136,11 @@ def align(
     left = _LeftOut()
     for rank in ranks:
         rank_notes += _repeated(baseline.ranks[rank], candidate.ranks[rank])
-        one = across.ruled(_by_key(baseline.ranks[rank], steps, start.baseline))
-        two = across.ruled(_by_key(candidate.ranks[rank], steps, start.candidate))
-        left.weight = stand_ins.weight(rank)
+        one, two = (
+            across.ruled(stand_ins.held(rank, _by_key(run.ranks[rank], steps, began)))
+            for run, began in ((baseline, start.baseline), (candidate, start.candidate))
+        )
+        left.weight = stand_ins.alike(rank)
         one, two = left.without_random(one, foreign), left.without_random(two, foreign)
         found = across.with_holders(rank, across.with_copies(rank, across.alike(_pairs(rank, one, two))))
         pairs += with_conventions(found, of_side, {Side.BASELINE: one, Side.CANDIDATE: two})

@@ -11,7 +11,7 @@ from mindspeed_precision.dump.reader import RankRecords, Run
 from mindspeed_precision.record.fingerprint import is_zero
 from mindspeed_precision.records import Phase, RecordKey, Role, TensorRecord
 
-_GRADIENTS = (
+GRADIENTS = (
     (Phase.CLIP, Role.MAIN_GRAD),
     (Phase.REDUCE, Role.REDUCED_GRAD),
     (Phase.ACCUMULATE, Role.MAIN_GRAD),
@@ -74,7 +74,7 @@ def movement_of(
     steps: Sequence[int],
     loaded: Mapping[int, Run | None] | None = None,
     *,
-    weight: Callable[[int], int] = lambda _: 1,
+    weight: Callable[[int, str], int] = lambda _, __: 1,
 ) -> Movement:
     """Compare every parameter that the optimizer updated with what it was before.
 
@@ -84,7 +84,7 @@ def movement_of(
         steps: which of its steps.
         loaded: the steps before which it loaded another run's state, each with that run; None: that is not
             here, so that nothing is said of the step.
-        weight: for how many ranks one stands.
+        weight: for how many ranks one stands with a parameter.
 
     Only updates that the run recorded count: of a skipped step there is no learning rate, and a rank that
     holds no part of a parameter's optimizer state updates it later, by a gather.
@@ -96,7 +96,7 @@ def movement_of(
             if update.of_nan:  # stays NaN whatever the optimizer does: `nonfinite.first` is about that
                 continue
             if update.before.digest.fingerprint != update.after.digest.fingerprint:
-                moved += weight(number)
+                moved += weight(number, update.after.key.fqn)
             elif update.lr > 0 and not update.zero_gradient:
                 unmoved.append(
                     Unmoved(
@@ -105,7 +105,7 @@ def movement_of(
                         lr=update.lr,
                         gradient=update.gradient_norm,
                         rounded=update.may_be_rounded,
-                        ranks=weight(number),
+                        ranks=weight(number, update.after.key.fqn),
                     )
                 )
     return Movement(moved=moved, unmoved=tuple(unmoved))
@@ -194,7 +194,7 @@ def _updates(
             continue
         if key.role is Role.HYPERPARAMETER and record.value is not None:
             numbers[key.step, key.fqn][key.slot] = record.value
-        elif (key.phase, key.role) in _GRADIENTS and key.slot != "before":
+        elif (key.phase, key.role) in GRADIENTS and key.slot != "before":
             gradients[key.step, key.fqn].append(record)
     # the master parameter is what the optimizer updates; its copy may round the change away
     masters = {
@@ -226,4 +226,4 @@ def _closest(found: Iterable[TensorRecord]) -> tuple[TensorRecord, ...]:
     by_kind: dict[tuple[Phase, Role], list[TensorRecord]] = defaultdict(list)
     for record in found:
         by_kind[record.key.phase, record.key.role].append(record)
-    return tuple(next((by_kind[kind] for kind in _GRADIENTS if kind in by_kind), ()))
+    return tuple(next((by_kind[kind] for kind in GRADIENTS if kind in by_kind), ()))

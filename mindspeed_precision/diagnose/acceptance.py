@@ -37,7 +37,7 @@ def accept(
     weight = (stand_ins or StandIns()).weight
     counts: Counter[Judgement] = Counter()
     for one, judgement, _ in judged:
-        counts[judgement] += weight(one.pair.rank)
+        counts[judgement] += weight(one.pair.rank, one.key)
     failed = next(((one, why) for one, judgement, why in judged if judgement is Judgement.FAILED), None)
     limit, error = policy.max_mean_relative_loss_error, loss_error(scalars)
     loss = Judgement.UNDECIDED

@@ -26,6 +26,8 @@ def gaps(facts: Facts) -> list[Gap]:
     found: dict[str, Gap] = {}
     for side, run in ((Side.BASELINE, facts.baseline), (Side.CANDIDATE, facts.candidate)):
         for number in facts.alignment.ranks:
+            if facts.alignment.stand_ins.of_ranges_alone(number):
+                continue
             rank = run.ranks[number]
             seen = _seen(rank) | (_accumulated(rank) if other_tool(run) else set())
             for parameter in rank.parameters:
@@ -78,12 +80,12 @@ def coverage_of(facts: Facts) -> Coverage:
     }
     missing = {gap.fqn for gap in gaps(facts)} | set(facts.trained_on_one_side)
     weigh = facts.alignment.stand_ins.weigh
-    alone = weigh(u.rank for u in facts.alignment.unmatched if u.side is Side.CANDIDATE)
-    matched = weigh(pair.rank for pair in facts.alignment.pairs)
+    alone = weigh((u.rank, u.key) for u in facts.alignment.unmatched if u.side is Side.CANDIDATE)
+    matched = weigh((pair.rank, pair.key) for pair in facts.alignment.pairs)
     return Coverage(
         parameters=len(trainable),
         parameters_with_wgrad=len(trainable - missing),
         records=matched + alone,
         matched=matched,
-        unmatched=weigh(u.rank for u in facts.alignment.unmatched),
+        unmatched=weigh((u.rank, u.key) for u in facts.alignment.unmatched),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 
+from mindspeed_precision.align.ranges import unranged
 from mindspeed_precision.diagnose.graph import Graph, Node
 from mindspeed_precision.records import Origin, Pair, Phase, RecordKey, Role, Side, Verdict
 
@@ -13,7 +14,8 @@ def find_origins(graph: Graph, own_fault: Callable[[Node], str] = lambda _: "") 
     """Return every origin, first divergence first.
 
     A divergent record is propagated when something that it consumed diverges; the other ones are origins,
-    grouped over ranks. Random state is an origin only where nothing else is: alone it changes no number.
+    grouped over ranks, and over the ranges of a distributed optimizer. Random state is an origin only where
+    nothing else is: alone it changes no number.
 
     Args:
         graph: every comparison, linked by what it consumed.
@@ -30,11 +32,11 @@ def find_origins(graph: Graph, own_fault: Callable[[Node], str] = lambda _: "") 
     roots = _roots(divergent, parents)
     led_back: Counter[RecordKey] = Counter()
     for node, root in roots.items():
-        led_back[root.key] += graph.weigh([node]) if root is not node else 0
+        led_back[unranged(root.key)] += graph.weigh([node]) if root is not node else 0
     by_key: dict[RecordKey, list[Node]] = defaultdict(list)
     for node in divergent:
         if roots[node] is node:
-            by_key[node.key].append(node)
+            by_key[unranged(node.key)].append(node)
     computed = {key: nodes for key, nodes in by_key.items() if key.role is not Role.RNG}
     return tuple(_origin(graph, nodes, led_back[key], own) for key, nodes in (computed or by_key).items())
 
@@ -66,7 +68,7 @@ def _origin(graph: Graph, nodes: list[Node], propagated: int, own: Mapping[Node,
     pair = first.comparison.pair
     return Origin(
         comparison=first.comparison,
-        ranks=graph.stand_ins.expanded(node.rank for node in nodes),
+        ranks=graph.stand_ins.expanded((node.rank, node.key) for node in nodes),
         propagated=propagated,
         inputs=describe_inputs(graph, first, by_others=first in own),
         own=own.get(first, ""),

@@ -10,6 +10,7 @@ from typing import Any
 
 from mindspeed_precision.align.forced import loaded_states
 from mindspeed_precision.align.match import Alignment
+from mindspeed_precision.align.ranges import Place
 from mindspeed_precision.compare.movement import Movement, movement_of
 from mindspeed_precision.compare.policy import Policy
 from mindspeed_precision.compare.verdict import BITS_DIFFER
@@ -47,6 +48,7 @@ class Facts:
         origins: where divergences start, first one first.
         notes: what a reader must know of the bounds that decided.
         recorded: by side, the run with all its ranks, where some stand for others; empty: no rank does.
+        places: by side and rank, where records come that are compared over ranks (``align.ranges``).
     """
 
     baseline: Run
@@ -57,6 +59,7 @@ class Facts:
     origins: tuple[Origin, ...]
     notes: tuple[str, ...] = ()
     recorded: Mapping[Side, Run] = field(default_factory=dict)
+    places: Mapping[tuple[Side, int], Mapping[int, Place]] = field(default_factory=dict)
 
     @property
     def whole(self) -> Mapping[Side, Run]:
@@ -101,7 +104,7 @@ class Facts:
                 run,
                 *where,
                 {step: None if step in loaded[side.other] else runs[side.other] for step in loaded[side]},
-                weight=self.alignment.stand_ins.weight,
+                weight=self.alignment.stand_ins.updated,
             )
             for side, run in runs.items()
         }

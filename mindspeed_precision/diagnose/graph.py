@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 
+from mindspeed_precision.align.ranges import GATHERED, Place, by_itself
 from mindspeed_precision.align.stand_ins import StandIns
 from mindspeed_precision.compare.verdict import direction_unseen
 from mindspeed_precision.diagnose.dataflow import (
@@ -32,6 +33,7 @@ from mindspeed_precision.records import (
     Verdict,
 )
 
+_NO_PLACES: Mapping[int, Place] = {}
 _STAGES = {Phase.BATCH: 0, Phase.FPROP: 1, Phase.LOSS: 2, Phase.DGRAD: 3, Phase.WGRAD: 3, Phase.ACCUMULATE: 3}
 
 
@@ -45,6 +47,7 @@ class Node:
         rank: its rank.
         seq: its place in the rank's execution order, in the baseline where it has the record.
         bits: fingerprints on both sides; None where one side lacks the record or does not know its bits.
+        place: the same as it compares over ranks (``align.ranges``).
         moment: place within its step and microbatch over all ranks: forward through the pipeline, then
         backward.
     """
@@ -54,7 +57,8 @@ class Node:
     rank: int
     seq: int
     bits: tuple[int, int] | None
-    moment: tuple[int, int, int]
+    place: Place
+    moment: tuple[int, ...]
 
     @property
     def diverges(self) -> bool:
@@ -65,13 +69,15 @@ class Node:
         return alone or apart or verdict is Verdict.DIVERGED
 
     @property
-    def order(self) -> tuple[int, int, int]:
+    def order(self) -> tuple[int, Place, int]:
         """Order in which origins are reported: step, then execution order, then rank."""
-        return self.key.step, self.seq, self.rank
+        return self.key.step, self.place, self.rank
 
 
-def make_node(comparison: Comparison, coordinates: RankCoordinates) -> Node:
-    """Place a comparison in the execution."""
+def make_node(
+    comparison: Comparison, coordinates: RankCoordinates, places: Mapping[int, Place] = _NO_PLACES
+) -> Node:
+    """Place a comparison in the execution; ``places``: of its rank, by ``seq``; none: each is its own."""
     pair = comparison.pair
     record: TensorRecord = pair.baseline if isinstance(pair, Pair) else pair.record
     bits = (
@@ -79,7 +85,7 @@ def make_node(comparison: Comparison, coordinates: RankCoordinates) -> Node:
         if isinstance(pair, Pair) and pair.baseline.digest.exact and pair.candidate.digest.exact
         else None
     )
-    stage = _STAGES.get(record.key.phase, 4)
+    stage, place = _STAGES.get(record.key.phase, 4), places.get(record.seq, by_itself(record.seq))
     pipeline = coordinates.pp_rank if stage < _STAGES[Phase.DGRAD] else -coordinates.pp_rank
     return Node(
         comparison=comparison,
@@ -87,7 +93,8 @@ def make_node(comparison: Comparison, coordinates: RankCoordinates) -> Node:
         rank=pair.rank,
         seq=record.seq,
         bits=bits,
-        moment=(stage, pipeline, record.seq),
+        place=place,
+        moment=(stage, pipeline, *place),
     )
 
 
@@ -134,6 +141,7 @@ class Graph:
             share its storage.
         forced: steps that both runs began with one state: nothing that was before explains what they compute.
         stand_ins: for which ranks those of the nodes stand.
+        gathers_late: of a parameter after a step each rank recorded its own range.
     """
 
     def __init__(
@@ -143,7 +151,10 @@ class Graph:
         parameters: dict[str, frozenset[str]],
         forced: frozenset[int] = frozenset(),
         stand_ins: StandIns | None = None,
+        *,
+        gathers_late: bool = False,
     ) -> None:
+        self._gathers_late = gathers_late
         self.stand_ins = stand_ins or StandIns()
         self.all = Index(nodes)
         self.divergent = Index(node for node in self.all.nodes if node.diverges)
@@ -186,7 +197,7 @@ class Graph:
 
     def weigh(self, nodes: Iterable[Node]) -> int:
         """Return how many records some nodes are of, over all ranks."""
-        return self.stand_ins.weigh(node.rank for node in nodes)
+        return self.stand_ins.weigh((node.rank, node.key) for node in nodes)
 
     def consumed(self, node: Node) -> list[Node]:
         """Return every compared record that ``node`` consumed by rule, except what merely came earlier."""
@@ -209,10 +220,10 @@ class Graph:
 
     def _consumed_ranks(self, node: Node, found: Node, source: Source) -> tuple[int, ...]:
         """Return the ranks on which a node consumed a record, of those for which one stands."""
-        if source.where is Where.ALL:
-            return self.stand_ins.of(found.rank)
+        if self._everywhere(source, found):
+            return self.stand_ins.of(found.rank, found.key)
         alone = source.where is Where.RANK or _same(node, found)
-        return (found.rank,) if alone else self.stand_ins.near(found.rank)
+        return (found.rank,) if alone else self.stand_ins.near(found.rank, found.key)
 
     def _first(self, node: Node, sources: Iterable[Source]) -> Node | None:
         for source in sources:
@@ -374,8 +385,13 @@ class Graph:
                 return other
         return None
 
+    def _everywhere(self, source: Source, found: Node) -> bool:
+        """Tell whether a source is on all ranks: what a range became is gathered by every replica."""
+        gathered = source.where is Where.REPLICA and (found.key.phase, found.key.role) == GATHERED
+        return source.where is Where.ALL or (self._gathers_late and gathered)
+
     def _reachable(self, node: Node, other: Node, source: Source) -> bool:
-        if source.where is Where.ALL or node.rank == other.rank:
+        if self._everywhere(source, other) or node.rank == other.rank:
             return True
         if source.where is Where.RANK or _same(node, other):
             return False

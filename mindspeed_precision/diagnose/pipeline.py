@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from mindspeed_precision.align.match import Alignment
+from mindspeed_precision.align.ranges import execution_of, gather_late
 from mindspeed_precision.compare import Calibration, Policy, compare_pair, make_context
 from mindspeed_precision.compare.cancellation import GRADIENT_ROLES
 from mindspeed_precision.compare.gain import Gains
@@ -82,9 +83,18 @@ def gather_facts(
     notes += calibration.notes(comparisons) if calibration is not None else []
     comparisons += _missing_gradients(baseline, candidate, alignment)
     coordinates = {rank: candidate.ranks[rank].coordinates for rank in alignment.ranks}
-    nodes = [make_node(comparison, coordinates[comparison.pair.rank]) for comparison in comparisons]
+    late = gather_late(baseline, candidate)
+    places = {
+        (side, rank): execution_of(run.ranks[rank], late=late)
+        for side, run in zip(Side, (baseline, candidate), strict=True)
+        for rank in alignment.ranks
+    }
+    nodes = [
+        make_node(comparison, coordinates[comparison.pair.rank], places[_recorded_by(comparison)])
+        for comparison in comparisons
+    ]
     names = _shared_names(baseline, candidate, alignment)
-    graph = Graph(nodes, coordinates, names, alignment.forced, alignment.stand_ins)
+    graph = Graph(nodes, coordinates, names, alignment.forced, alignment.stand_ins, gathers_late=late)
     gains = context.gains if context is not None else Gains(baseline, candidate, alignment.pairs)
     own = OwnFaults(graph, baseline, candidate, gains)
     origins = find_origins(graph, own)
@@ -97,7 +107,14 @@ def gather_facts(
         origins=origins,
         notes=tuple(filter(None, (*notes, own.note(origins)))),
         recorded=dict(zip(Side, recorded, strict=True)) if recorded else {},
+        places=places,
     )
+
+
+def _recorded_by(comparison: Comparison) -> tuple[Side, int]:
+    """Return the side and the rank whose record says when it was: the baseline, where that has it."""
+    pair = comparison.pair
+    return (pair.side if isinstance(pair, Unmatched) else Side.BASELINE), pair.rank
 
 
 def _missing_gradients(baseline: Run, candidate: Run, alignment: Alignment) -> list[Comparison]:
@@ -145,7 +162,7 @@ def conclude(facts: Facts, findings: Sequence[Finding]) -> Diagnosis:
     stand_ins = facts.alignment.stand_ins
     decided: Counter[Verdict] = Counter()
     for comparison in comparisons:
-        decided[comparison.verdict] += stand_ins.weight(comparison.pair.rank)
+        decided[comparison.verdict] += stand_ins.weight(comparison.pair.rank, comparison.key)
     scalars = step_scalars(facts)
     findings = [*findings, *reported_findings(facts)]
     return Diagnosis(

@@ -108,7 +108,7 @@ def _holders(comparison: Comparison) -> frozenset[int]:
 def _everywhere(facts: Facts, key: RecordKey) -> frozenset[int]:
     nodes = (facts.nodes.get((rank, key)) for rank in facts.alignment.ranks)
     held = frozenset().union(*(_holders(node.comparison) for node in nodes if node is not None))
-    return frozenset(facts.alignment.stand_ins.expanded(held))
+    return frozenset(facts.alignment.stand_ins.expanded((rank, key) for rank in held))
 
 
 def _operation(key: RecordKey, microbatch: int | None, ranks: frozenset[int]) -> Iterator[Place]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import overload
 
@@ -15,19 +15,19 @@ class LaterRecords(Sequence[TensorRecord]):
 
     Args:
         directory: of the rank.
-        like: a rank whose records have the same keys in the same order.
+        counts: by step, how many they are.
     """
 
-    def __init__(self, directory: Path, like: RankRecords) -> None:
+    def __init__(self, directory: Path, counts: Mapping[int, int]) -> None:
         self._directory = directory
-        self._like = like
+        self._counts = counts
 
     def _read(self) -> Sequence[TensorRecord]:
         found = load_rank(self._directory)
         return () if found is None else found.records
 
     def __len__(self) -> int:
-        return len(self._like.records)
+        return sum(self._counts.values())
 
     def __iter__(self) -> Iterator[TensorRecord]:
         return iter(self._read())
@@ -43,7 +43,7 @@ class LaterRecords(Sequence[TensorRecord]):
 
     def until(self, step: int) -> int:
         """Return how many are of steps until ``step``; nothing is read."""
-        return records_until(self._like, step)
+        return sum(count for of, count in self._counts.items() if of <= step)
 
 
 def records_until(rank: RankRecords, step: int) -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,7 @@ class RankRecords:
             empty where that was not recorded.
         unfinished: records of the step in which the rank ended by an error; part of no whole step.
         joined: where the training was restarted, the directories of its attempts whose steps these are.
+        places: of a rank some of whose records were left out, where they come (``align.ranges``); else None.
     """
 
     directory: Path
@@ -81,6 +82,7 @@ class RankRecords:
     effective: Mapping[str, Any] = field(default_factory=dict)
     unfinished: tuple[TensorRecord, ...] = ()
     joined: tuple[Path, ...] = ()
+    places: Mapping[int, tuple[int, ...]] | None = field(default=None, compare=False, repr=False)
     _origins: Mapping[int, tuple[RankRecords, TensorRecord]] = field(
         default_factory=dict, compare=False, repr=False
     )
@@ -146,30 +148,49 @@ class Run:
         return f"noise of epsilon={found['epsilon']}, seed {found.get('seed', 0)}{named}"
 
 
-def load_run(directory: str | Path) -> Run:
+Wanted = Callable[[TensorRecord], bool]
+"""Tells whether a record is kept when a run is read."""
+
+
+def load_run(directory: str | Path, *, wanted: Wanted | None = None) -> Run:
     """Read a run directory, and the restarts in it as one with it.
 
     A crashed run is read up to its last whole step, and ``notes`` say so.
 
     Args:
         directory: its path, or a URL that fsspec reads.
+        wanted: which records are kept; each rank is read whole, and then thinned, so that memory holds one
+            rank and what is wanted of the others. Of a run that was restarted every record is held while it
+            is put together; of fingerprints of an older definition every record is kept. None: all.
 
     Raises:
         DumpError: no such directory, not a run, another schema, no rank that wrote anything, or a file whose
             content is not what was written.
     """
     path = local_directory(directory)
-    first = load_attempt(path)
+    load_manifest(path)  # refuses what is no run
     restarts = attempt_directories(path)
+    first = load_attempt(path, None if restarts else wanted)
     for restart in restarts:
         require_inside(restart, path)
     runs = [("", first), *((restart.name, load_attempt(restart)) for restart in restarts)]
     if not any(run.ranks for _, run in runs):
         raise DumpError("no rank of this run wrote anything", where=str(path), expected=rank_directory(0))
-    return join(runs) if restarts else first
+    return thinned(join(runs), wanted) if restarts else first
 
 
-def load_attempt(path: Path) -> Run:
+def thinned(run: Run, wanted: Wanted | None) -> Run:
+    """Return a run with those records alone that are wanted; all of another definition of fingerprints."""
+    return replace(run, ranks={number: _thinned(rank, wanted) for number, rank in run.ranks.items()})
+
+
+def _thinned(rank: RankRecords, wanted: Wanted | None) -> RankRecords:
+    if wanted is None or rank.fingerprint != FINGERPRINT:
+        return rank
+    return replace(rank, records=tuple(filter(wanted, rank.records)))
+
+
+def load_attempt(path: Path, wanted: Wanted | None = None) -> Run:
     """Read one attempt, which may have written nothing; restarts that lie in it are left out."""
     manifest = load_manifest(path)
     ranks: dict[int, RankRecords] = {}
@@ -180,7 +201,7 @@ def load_attempt(path: Path) -> Run:
             notes.append(nothing_written(rank))
             continue
         require_rank(records, rank)
-        ranks[rank] = records
+        ranks[rank] = _thinned(records, wanted)
         notes += [f"rank {rank}: {note}" for note in records.notes]
     if ranks:
         notes += missing_ranks(path, manifest, ranks)

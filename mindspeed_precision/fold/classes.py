@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from mindspeed_precision.fold.ranges import PieceOutcome
 from mindspeed_precision.fold.scan import ColumnOutcome, RankOutcome
 from mindspeed_precision.records import RankCoordinates
 
@@ -17,11 +18,17 @@ class Classes:
 
     Attributes:
         stands_for: by rank that is kept, all ranks that it stands for, itself first.
+        ranges: by rank and parameter, all ranks for whose ranges of the parameter the rank's stand.
         left: ranks that no kept one stands for: memory does not hold them.
+        left_ranges: ranges, by rank and parameter, for which none stand.
+        divided: ranks of which ranges stand, or are stood for, apart from all else.
     """
 
     stands_for: Mapping[int, tuple[int, ...]]
+    ranges: Mapping[tuple[int, str], tuple[int, ...]] = field(default_factory=dict)
     left: tuple[int, ...] = ()
+    left_ranges: frozenset[tuple[int, str]] = frozenset()
+    divided: frozenset[int] = frozenset()
 
 
 @dataclass
@@ -66,7 +73,31 @@ def classes_of(columns: Sequence[ColumnOutcome], *, most: int) -> Classes:
     for members in replicas.values():
         kinds.setdefault(tuple(column.pattern for column in members), []).append(members)
     groups = [group for alike in kinds.values() for group in _groups(alike)]
-    return _chosen(groups, most)
+    return _chosen(groups, _ranges(rank for found in columns for rank in found.ranks), most)
+
+
+@dataclass(eq=False)
+class _Ranges:
+    """Ranges of a parameter that show the same, on several ranks."""
+
+    first: PieceOutcome
+    ranks: list[int] = field(default_factory=list)
+
+    @property
+    def size(self) -> int:
+        """Records that are kept of them."""
+        return self.first.pairs or self.first.alone
+
+
+def _ranges(ranks: Iterable[RankOutcome]) -> list[_Ranges]:
+    """Return the ranges that show the same: those that differ first come first."""
+    found: dict[tuple[object, ...], _Ranges] = {}
+    for rank in sorted(ranks, key=lambda one: one.rank):
+        where = _where(rank)
+        for piece in rank.ranges:
+            own = where.pp_rank, where.tp_rank if piece.linked else 0, piece.fqn, piece.pattern
+            found.setdefault(own, _Ranges(piece)).ranks.append(rank.rank)
+    return sorted(found.values(), key=lambda one: (one.first.place or _INFINITY, one.ranks[0]))
 
 
 def _groups(alike: Sequence[Sequence[_Column]]) -> Iterable[list[_Column]]:
@@ -78,11 +109,12 @@ def _groups(alike: Sequence[Sequence[_Column]]) -> Iterable[list[_Column]]:
     return found.values()
 
 
-def _chosen(groups: Iterable[list[_Column]], most: int) -> Classes:
+def _chosen(groups: Iterable[list[_Column]], ranges: Iterable[_Ranges], most: int) -> Classes:
     stands_for: dict[int, tuple[int, ...]] = {}
     left: list[int] = []
     room = most
     differs = False
+    begun: set[int] = set()  # ranks of the class that is kept in any case
     for group in sorted(groups, key=lambda group: _first_place(group[0])):
         size = sum(rank.pairs or _records(rank) for rank in group[0].ranks)
         first = not differs and any(rank.differing for rank in group[0].ranks)  # it is what is asked for
@@ -91,9 +123,33 @@ def _chosen(groups: Iterable[list[_Column]], most: int) -> Classes:
             left += [rank.rank for column in group for rank in column.ranks]
             continue
         room -= size
+        begun = begun or {rank.rank for rank in group[0].ranks}
         for stage, kept in enumerate(group[0].ranks):
             stands_for[kept.rank] = tuple(sorted(column.ranks[stage].rank for column in group))
-    return Classes(stands_for=dict(sorted(stands_for.items())), left=tuple(sorted(left)))
+    of_ranges = list(ranges)
+    held = _held(of_ranges, begun, room, differs=differs)
+    chosen = set(held)
+    return Classes(
+        stands_for=dict(sorted(stands_for.items())),
+        ranges={(one.ranks[0], one.first.fqn): tuple(one.ranks) for one in held},
+        left=tuple(sorted(left)),
+        left_ranges=frozenset(
+            (rank, one.first.fqn) for one in of_ranges if one not in chosen for rank in one.ranks
+        ),
+        divided=frozenset(rank for one in of_ranges for rank in one.ranks),
+    )
+
+
+def _held(ranges: Iterable[_Ranges], begun: set[int], room: int, *, differs: bool) -> list[_Ranges]:
+    """Return the ranges that are kept: those of some ranks, and the first that differ, in any case."""
+    held = []
+    for one in ranges:
+        first = not differs and one.first.differing > 0
+        if one.size <= room or first or not begun.isdisjoint(one.ranks):
+            room -= one.size
+            differs = differs or first
+            held.append(one)
+    return held
 
 
 def _first_place(column: _Column) -> tuple[tuple[int, int], int]:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mindspeed_precision.align.compatible import numbers_text
+from mindspeed_precision.align.ranges import gather_late
 from mindspeed_precision.align.stand_ins import StandIns
 from mindspeed_precision.compare.policy import Policy
 from mindspeed_precision.counting import count
-from mindspeed_precision.diagnose.rules.registry import given_elsewhere
-from mindspeed_precision.dump.attempts import attempt_directories
-from mindspeed_precision.dump.format import INDEX, MANIFEST, Header, parse_line, rank_directory
+from mindspeed_precision.dump.format import INDEX, Header, parse_line, rank_directory
 from mindspeed_precision.dump.inside import require_inside
 from mindspeed_precision.dump.later import LaterRecords
 from mindspeed_precision.dump.reader import (
@@ -27,18 +26,16 @@ from mindspeed_precision.dump.reader import (
 )
 from mindspeed_precision.errors import DumpError
 from mindspeed_precision.fold.classes import Classes, classes_of, column_of, replica_of
+from mindspeed_precision.fold.deciding import of_manifest
 from mindspeed_precision.fold.engines import Resources, outcomes
+from mindspeed_precision.fold.keeping import ranges_alone, with_ranges
+from mindspeed_precision.fold.ranges import PieceOutcome
 from mindspeed_precision.fold.scan import ColumnOutcome, ColumnTask, RankOutcome, scan_column
 from mindspeed_precision.progress import Progress
-from mindspeed_precision.records import Finding, RankCoordinates, Severity
-
-PER_BYTE = 4.0
-"""Bytes of memory for each byte of an index, where every record is an object: 3.3 were measured."""
+from mindspeed_precision.records import RankCoordinates
 
 PER_PAIR = 3600
 """Bytes of memory for each pair that is kept: 2.7 KB were measured (docs/scale.md), and workers need some."""
-
-ID = given_elsewhere("coverage.ranks_not_linked")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,51 +46,31 @@ class Folded:
         runs: of each side, the ranks that are kept.
         whole: of each side, every rank; the records of those that are not kept are read when asked for.
         stand_ins: for which ranks those that are kept stand.
+        shown: of each side, the ranks that are kept, with ranges for which others' stand, and without those
+            that are kept for ranges alone.
         left: outcomes of the ranks for which none stands, since memory does not hold them.
+        left_ranges: likewise of ranges, by rank.
         total: ranks that both runs have.
     """
 
     runs: tuple[Run, Run]
     whole: tuple[Run, Run]
+    shown: tuple[Run, Run]
     stand_ins: StandIns
     left: tuple[RankOutcome, ...]
+    left_ranges: tuple[tuple[int, PieceOutcome], ...]
     total: int
 
     def describe(self) -> str:
         """Say what was read and what was kept."""
-        kept = len(self.runs[0].ranks.keys() & self.runs[1].ranks.keys())
+        kept = len(self.shown[0].ranks.keys() & self.shown[1].ranks.keys())
         read = count(self.total, "rank", "were")
-        return f"{read} read and compared, {kept} of them stand for all that did the same"
-
-
-def needs_folding(paths: Sequence[Path], resources: Resources) -> bool:
-    """Tell whether two runs are larger than memory may be; False for what is no run of ours."""
-    if not all((path / MANIFEST).is_file() for path in paths):
-        return False
-    indices = (index for path in paths for index in path.glob(f"rank*/{INDEX}"))
-    size = sum(index.stat().st_size for index in indices if index.is_file())
-    return size * PER_BYTE > resources.memory
-
-
-def why_not(paths: Sequence[Path]) -> str:
-    """Say why two runs cannot be folded; empty where they can: as far as their manifests tell."""
-    one, two = (load_manifest(path) for path in paths)
-    if any(attempt_directories(path) for path in paths):
-        return "one was restarted"
-    if _framework(one) != _framework(two):
-        return "two frameworks computed them"
-    if any(manifest.get("reference") is not None for manifest in (one, two)):
-        return "one took its state from the other"
-    if one.get("first_step") != two.get("first_step"):
-        return "they begin at different steps"
-    if one.get("parallel") != two.get("parallel"):
-        return "their parallel layouts differ"
-    return ""
-
-
-def _framework(manifest: Mapping[str, object]) -> object:
-    found = manifest.get("framework")
-    return found.get("name") if isinstance(found, dict) else None
+        said = f"{read} read and compared, {kept} of them stand for all that did the same"
+        ranges = len(self.stand_ins.ranges)
+        if not ranges:
+            return said
+        every = sum(map(len, self.stand_ins.ranges.values())) + len(self.left_ranges)
+        return f"{said}, and {ranges} of {every} ranges of the optimizer for all others"
 
 
 def fold_runs(
@@ -124,26 +101,50 @@ def fold_runs(
     ranks = sorted((rank for column in columns for rank in column.ranks), key=lambda one: one.rank)
     _raise_first(ranks)
     classes = classes_of(_by_first_rank(columns), most=resources.memory // PER_PAIR)
-    stand_ins = _stand_ins(classes, ranks)
+    late = any(task.late for task in tasks)
+    stand_ins = _stand_ins(classes, ranks, late=late)
     whole = [
         _whole_run(path, manifest, ranks, classes, side)
         for side, (path, manifest) in enumerate(zip(paths, manifests, strict=True))
     ]
     alone = {rank.rank for rank in ranks if None in rank.sides}  # so that they are named
-    kept = [
+    shown = [
         replace(
             run, ranks={n: rank for n, rank in run.ranks.items() if n in classes.stands_for or n in alone}
         )
         for run in whole
     ]
+    kept = [_kept_run(one, run, classes, late=late) for one, run in zip(shown, whole, strict=True)]
     left = set(classes.left)
     return Folded(
         runs=(kept[0], kept[1]),
         whole=(whole[0], whole[1]),
+        shown=(shown[0], shown[1]),
         stand_ins=stand_ins,
         left=tuple(rank for rank in ranks if rank.rank in left),
+        left_ranges=tuple(
+            (rank.rank, piece)
+            for rank in ranks
+            for piece in rank.ranges
+            if (rank.rank, piece.fqn) in classes.left_ranges
+        ),
         total=sum(None not in rank.sides for rank in ranks),
     )
+
+
+def _kept_run(shown: Run, whole: Run, classes: Classes, *, late: bool) -> Run:
+    """Return what is aligned of a run: without ranges for which others' stand, and with those that do."""
+    names: dict[int, set[str]] = defaultdict(set)
+    for rank, name in classes.ranges:
+        names[rank].add(name)
+    found = {
+        n: with_ranges(rank, names[n], late=late) if n in classes.divided else rank
+        for n, rank in shown.ranks.items()
+    }
+    for n in names.keys() - shown.ranks.keys():
+        like = whole.ranks[n]
+        found[n] = ranges_alone(like.directory, like, names[n], late=late)
+    return replace(shown, ranks=dict(sorted(found.items())))
 
 
 def _by_first_rank(columns: Sequence[ColumnOutcome]) -> list[ColumnOutcome]:
@@ -162,12 +163,14 @@ def _tasks(paths: tuple[Path, Path], manifests: Sequence[dict[str, Any]], policy
         path = paths[0] if rank in numbers[0] else paths[1]
         where = _coordinates(path / rank_directory(rank) / INDEX)
         places.setdefault(("rank", rank) if where is None else column_of(where), []).append(rank)
+    late = gather_late(*map(of_manifest, paths, manifests))
     return [
         ColumnTask(
             paths=paths,
             ranks=tuple(ranks),
             present=tuple((rank in numbers[0], rank in numbers[1]) for rank in ranks),
             policy=policy,
+            late=late,
         )
         for ranks in places.values()
     ]
@@ -194,7 +197,7 @@ def _raise_first(ranks: Iterable[RankOutcome]) -> None:
                 raise error
 
 
-def _stand_ins(classes: Classes, ranks: Sequence[RankOutcome]) -> StandIns:
+def _stand_ins(classes: Classes, ranks: Sequence[RankOutcome], *, late: bool) -> StandIns:
     replica = {
         rank.rank: replica_of(next(side for side in rank.sides if side is not None).coordinates)
         for rank in ranks
@@ -213,6 +216,8 @@ def _stand_ins(classes: Classes, ranks: Sequence[RankOutcome]) -> StandIns:
             for rank, some in classes.stands_for.items()
         },
         batches=batches,
+        ranges=classes.ranges,
+        late=late,
     )
 
 
@@ -237,7 +242,7 @@ def _whole_run(
         found[rank.rank] = kept.get(rank.rank) or RankRecords(
             directory=directory,
             coordinates=outcome.coordinates,
-            records=LaterRecords(directory, like) if like is not None else (),
+            records=LaterRecords(directory, outcome.counts),
             steps=outcome.steps,
             parameters=like.parameters if like is not None else (),
             microbatches=dict(outcome.microbatches),
@@ -249,32 +254,3 @@ def _whole_run(
         raise DumpError("no rank of this run wrote anything", where=str(path), expected=rank_directory(0))
     notes += missing_ranks(path, manifest, found)
     return Run(path=path, manifest=manifest, ranks=found, notes=tuple(notes))
-
-
-def not_linked(folded: Folded) -> tuple[list[Finding], list[str]]:
-    """Say of which ranks a cause was not looked for: a finding where records differ or have no partner."""
-    if not folded.left:
-        return [], []
-    numbers = numbers_text([rank.rank for rank in folded.left])
-    differing = sum(rank.differing for rank in folded.left)
-    alone = sum(sum(side.records - rank.pairs for side in rank.sides if side) for rank in folded.left)
-    said = (
-        f"ranks {numbers}: {sum(rank.pairs for rank in folded.left)} records have a partner, {differing} "
-        f"differ, {alone} of both runs have none or were not compared; memory does not hold these ranks, and "
-        "what explains what was not looked for (a larger --memory)"
-    )
-    if not differing and not alone:
-        return [], [said]
-    finding = Finding(
-        id=ID,
-        severity=Severity.WARNING,
-        confidence=1.0,
-        title=f"{count(len(folded.left), 'rank', 'were')} compared bit for bit at most: "
-        "no cause was looked for there",
-        evidence=(said,),
-        remedy="compare with a larger --memory: the ranks that differ first are the ones that were looked at",
-    )
-    return [finding], []
-
-
-__all__ = ["ID", "Folded", "fold_runs", "needs_folding", "not_linked", "why_not"]

@@ -1,15 +1,17 @@
 """One rank's index, read as columns: what changes from rank to rank apart from what does not.
 
 The lines of two ranks that computed alike are equal but for fingerprints and statistics. Those are taken out
-as columns; the rest, the template, is kept as a digest. Equal templates are equal lines, so that one of them
-needs to be parsed: the strict reader does that, once for each template that a worker meets.
+as columns; the rest, the template, is kept as a digest, without which ranks a collective was over: replicas
+have groups of their own. Equal templates are equal lines, so that one of them needs to be parsed: the strict
+reader does that, once for each template that a worker meets.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -25,10 +27,12 @@ from mindspeed_precision.dump.format import (
 )
 from mindspeed_precision.dump.inside import read_inside, require_inside
 from mindspeed_precision.dump.reader import check_seal
+from mindspeed_precision.fold.divided import Divided, counted, divide, has_ranges, without_groups
 from mindspeed_precision.records import RankCoordinates
 
 Words = NDArray[np.uint64]
 Counts = NDArray[np.int64]
+Positions = NDArray[np.int64]
 
 _NUMBER = rb'(?:-?\d+(?:\.\d+)?(?:e[-+]?\d+)?|"nan"|"-?inf")'
 _DIGEST = re.compile(
@@ -65,8 +69,9 @@ class RankLines:
         infs: likewise.
         declared: lines of parameters.
         places: lines of places.
-        lines: how many there are.
-        size: in bytes.
+        counts: by step, how many records it has.
+        divided: which records are of ranges; None: none is, or all ranks of the run have all of them.
+        text: the lines of records and markers.
     """
 
     coordinates: RankCoordinates
@@ -79,12 +84,32 @@ class RankLines:
     infs: Counts
     declared: tuple[bytes, ...]
     places: tuple[bytes, ...]
-    lines: int
-    size: int
+    counts: Mapping[int, int]
+    divided: Divided | None = None
+    text: bytes = b""
+
+    def of(self, at: Positions, template: bytes) -> RankLines:
+        """Return some of its records, as a rank of their own."""
+        return replace(
+            self,
+            template=template,
+            first=self.first[at],
+            unordered=self.unordered[at],
+            statistics=[self.statistics[number] for number in at],
+            zeros=self.zeros[at],
+            nans=self.nans[at],
+            infs=self.infs[at],
+            divided=None,
+            text=b"",
+        )
 
 
-def read_lines(directory: Path) -> RankLines | None:
+def read_lines(directory: Path, *, late: bool = False) -> RankLines | None:
     """Read the index of a rank that ended as planned.
+
+    Args:
+        directory: of the rank.
+        late: parameters are gathered beside the next forward (``align.ranges.is_divided``).
 
     Returns:
         The columns; None for a rank that must be read line by line: it did not end as planned, could not take
@@ -98,8 +123,7 @@ def read_lines(directory: Path) -> RankLines | None:
     if not seal.exists() or not (directory / INDEX).is_file():
         return None
     data = read_inside(directory / INDEX, directory.parent)
-    lines = data.count(b"\n")
-    check_seal(seal, data, lines)
+    check_seal(seal, data, data.count(b"\n"))
     head, _, _ = data.partition(b"\n")
     if not data.endswith(b"\n") or b'"kind":"header"' not in head:
         return None
@@ -110,12 +134,17 @@ def read_lines(directory: Path) -> RankLines | None:
     if any(line.startswith(b'{"kind":"problem"') for line in apart):
         return None
     pieces = _DIGEST.split(rest)
+    where, divided = header.coordinates, None
+    if max(where.dp_size, where.cp_size, where.ep_size) > 1 and has_ranges(rest):
+        divided = divide(rest, pieces[::_GROUPS], late=late)
+        if divided is None:
+            return None
     statistics = pieces[3::_GROUPS]
     known = np.array([text != b"null" for text in statistics], np.bool_)
     zeros, nans, infs = (_counts(pieces[group::_GROUPS], known) for group in (4, 5, 6))
     return RankLines(
-        coordinates=header.coordinates,
-        template=hashlib.blake2b(b"".join(pieces[::_GROUPS]), digest_size=16).digest(),
+        coordinates=where,
+        template=hashlib.blake2b(without_groups(b"".join(pieces[::_GROUPS])), digest_size=16).digest(),
         first=_words(pieces[1::_GROUPS]),
         unordered=_words(pieces[2::_GROUPS]),
         statistics=statistics,
@@ -124,8 +153,9 @@ def read_lines(directory: Path) -> RankLines | None:
         infs=infs,
         declared=tuple(line for line in apart if line.startswith(b'{"kind":"parameters"')),
         places=tuple(line for line in apart if line.startswith(b'{"kind":"placement"')),
-        lines=lines,
-        size=len(data),
+        counts=counted(rest),
+        divided=divided,
+        text=b"" if divided is None else rest,
     )
 
 

@@ -3,56 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from mindspeed_precision.align.ranges import DIVIDED
 from mindspeed_precision.compare.policy import Policy
-from mindspeed_precision.dump.effective import check_effective
-from mindspeed_precision.dump.format import (
-    EFFECTIVE,
-    Parameters,
-    PlaceDeclaration,
-    parse_line,
-    rank_directory,
-)
-from mindspeed_precision.dump.inside import read_inside
-from mindspeed_precision.dump.reader import load_findings, load_rank, require_rank
-from mindspeed_precision.dump.strict_json import load_object
+from mindspeed_precision.dump.format import rank_directory
 from mindspeed_precision.errors import DumpError
+from mindspeed_precision.fold.declared import declared_by
 from mindspeed_precision.fold.patterns import Shown, Sides, labels, shown_by
-from mindspeed_precision.fold.rank_lines import RankLines, read_lines
-from mindspeed_precision.fold.templates import Matched, Template, matched, template_of
-from mindspeed_precision.records import Placement, RankCoordinates
+from mindspeed_precision.fold.ranges import PieceOutcome, same_ranges, shown_ranges
+from mindspeed_precision.fold.reading import TEMPLATES, SideOutcome, tried
 
-_MOST_KEYS = 400_000
-"""Records of all templates that a worker remembers."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SideOutcome:
-    """One rank of one run, without its records.
-
-    Attributes:
-        coordinates: where it sits.
-        steps: whole steps.
-        microbatches: of each.
-        findings: what it found while it ran.
-        records: how many.
-        notes: what a reader must know of it.
-    """
-
-    coordinates: RankCoordinates
-    steps: tuple[int, ...]
-    microbatches: Mapping[int, int]
-    findings: tuple[Any, ...]
-    records: int
-    notes: tuple[str, ...] = ()
+_OF_RANGES = {phase for phase, _ in DIVIDED}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +36,7 @@ class RankOutcome:
         batches: by slot of the data and step, both sides' sums of unordered fingerprints.
         errors: what is wrong with the files of each side.
         present: in which of the runs it has a directory.
+        ranges: what its ranges show, where the optimizer is distributed: all else here is of what is left.
     """
 
     rank: int
@@ -82,6 +49,7 @@ class RankOutcome:
     batches: Mapping[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
     errors: tuple[DumpError | None, DumpError | None] = (None, None)
     present: tuple[bool, bool] = (True, True)
+    ranges: tuple[PieceOutcome, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,12 +61,14 @@ class ColumnTask:
         ranks: ascending.
         present: of each, in which of the runs it is.
         policy: what counts as aligned; exact.
+        late: parameters are gathered beside the next forward (``align.ranges.is_divided``).
     """
 
     paths: tuple[Path, Path]
     ranks: tuple[int, ...]
     present: tuple[tuple[bool, bool], ...]
     policy: Policy
+    late: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,11 +99,11 @@ def scan_column(task: ColumnTask) -> ColumnOutcome:
 
 
 def _scan_rank(task: ColumnTask, rank: int, present: tuple[bool, bool]) -> tuple[RankOutcome, Shown | None]:
-    tried = [
-        _tried(path / rank_directory(rank), rank) if there else (None, None)
+    both = [
+        tried(path / rank_directory(rank), rank, late=task.late) if there else (None, None)
         for path, there in zip(task.paths, present, strict=True)
     ]
-    (one, error), (two, other_error) = tried
+    (one, error), (two, other_error) = both
     outcome = RankOutcome(
         rank=rank,
         sides=(None if one is None else one.outcome, None if two is None else two.outcome),
@@ -146,14 +116,24 @@ def _scan_rank(task: ColumnTask, rank: int, present: tuple[bool, bool]) -> tuple
     reason = one.reason or two.reason
     if one.outcome.coordinates != two.outcome.coordinates:
         reason = "it sits elsewhere in the other run"
+    if (one.ranged is None) != (two.ranged is None):
+        reason = "the optimizer of one run alone is distributed"
+    if one.ranged is not None and two.ranged is not None and not same_ranges(one.ranged, two.ranged):
+        reason = "it has other ranges in the other run"
     if reason or one.lines is None or two.lines is None or one.template is None or two.template is None:
         return replace(outcome, reason=reason), None
+    static = b"\n".join([declared_by(one.lines, two.lines), one.effective, two.effective])
     sides = Sides(
         lines=(one.lines, two.lines),
         templates=(one.template, two.template),
-        matched=_matched(one, two),
-        static=_static(one, two),
+        matched=TEMPLATES.matched(one, two),
+        static=static,
     )
+    ranges: tuple[PieceOutcome, ...] = ()
+    if one.ranged is not None and two.ranged is not None:
+        ranges = tuple(shown_ranges(one.ranged, two.ranged, static, task.policy))
+        if any(piece.alone for piece in ranges) or _lacks_near(sides):
+            return replace(outcome, reason="records at the time of its ranges have no partner"), None
     shown = shown_by(sides, task.policy)
     found = replace(
         outcome,
@@ -163,170 +143,15 @@ def _scan_rank(task: ColumnTask, rank: int, present: tuple[bool, bool]) -> tuple
         pairs=shown.pairs,
         differing=len(shown.differing),
         batches=shown.batches,
+        ranges=ranges,
     )
     return found, shown
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Read:
-    """One rank of one run, as it was read."""
-
-    outcome: SideOutcome
-    reason: str = ""
-    lines: RankLines | None = None
-    template: Template | None = None
-    effective: bytes = b""
-
-
-def _tried(directory: Path, rank: int) -> tuple[_Read | None, DumpError | None]:
-    try:
-        return _read(directory, rank), None
-    except DumpError as error:
-        return None, error
-
-
-def _read(directory: Path, rank: int) -> _Read | None:
-    lines = read_lines(directory)
-    template = None if lines is None else _template(directory, lines)
-    if lines is None or template is None or lines.coordinates.rank != rank:
-        return _read_strictly(directory, rank)
-    return _Read(
-        outcome=SideOutcome(
-            coordinates=lines.coordinates,
-            steps=template.steps,
-            microbatches=template.microbatches,
-            findings=load_findings(directory),
-            records=len(lines.first),
-        ),
-        reason=template.reason,
-        lines=lines,
-        template=template,
-        effective=_effective(directory),
-    )
-
-
-def _read_strictly(directory: Path, rank: int) -> _Read | None:
-    found = load_rank(directory)
-    if found is None:
-        return None
-    require_rank(found, rank)
-    return _Read(
-        outcome=SideOutcome(
-            coordinates=found.coordinates,
-            steps=found.steps,
-            microbatches=found.microbatches,
-            findings=found.findings,
-            records=len(found.records),
-            notes=found.notes,
-        ),
-        reason="it did not end as planned, or lost records",
-    )
-
-
-class _Templates:
-    """The templates that a worker met last."""
-
-    def __init__(self) -> None:
-        self._known: OrderedDict[bytes, Template | None] = OrderedDict()
-        self._pairs: dict[tuple[bytes, bytes], Matched] = {}
-
-    def get(self, directory: Path, lines: RankLines) -> Template | None:
-        """Return the template of some lines; a new one is read strictly."""
-        if lines.template in self._known:
-            self._known.move_to_end(lines.template)
-            return self._known[lines.template]
-        rank = load_rank(directory)
-        found = None if rank is None else template_of(rank, lines)
-        self._known[lines.template] = found
-        while sum(len(one.keys) for one in self._known.values() if one is not None) > _MOST_KEYS:
-            self._known.popitem(last=False)
-            self._pairs.clear()
-        return found
-
-    def matched(self, one: _Read, two: _Read) -> Matched:
-        """Match the records of both runs."""
-        assert one.lines is not None
-        assert two.lines is not None
-        assert one.template is not None
-        assert two.template is not None
-        names = one.lines.template, two.lines.template
-        if names not in self._pairs:
-            self._pairs[names] = matched(one.template, two.template)
-        return self._pairs[names]
-
-
-_TEMPLATES = _Templates()
-
-
-def _template(directory: Path, lines: RankLines) -> Template | None:
-    return _TEMPLATES.get(directory, lines)
-
-
-def _matched(one: _Read, two: _Read) -> Matched:
-    return _TEMPLATES.matched(one, two)
-
-
-def _effective(directory: Path) -> bytes:
-    path = directory / EFFECTIVE
-    if not path.exists():
-        return b""
-    data = read_inside(path, directory.parent)
-    _check_effective(data, str(path))
-    return hashlib.blake2b(data, digest_size=16).digest()
-
-
-_SOUND: set[bytes] = set()
-
-
-def _check_effective(data: bytes, where: str) -> None:
-    """Refuse what no recorder writes; the same bytes once."""
-    name = hashlib.blake2b(data, digest_size=16).digest()
-    if name not in _SOUND:
-        check_effective(load_object(data, where=where), where=where)
-        _SOUND.add(name)
-
-
-def _static(one: _Read, two: _Read) -> bytes:
-    """Return what both sides declare, without which elements a rank holds, and where they declare alike."""
-    assert one.lines is not None
-    assert two.lines is not None
-    told = [_declared(one.lines.declared), _declared(two.lines.declared)]
-    told += [_places(one.lines.places), _places(two.lines.places)]
-    same = one.lines.declared == two.lines.declared, one.lines.places == two.lines.places
-    alike = repr(same)
-    if not all(same):  # ranks that part here stand for themselves by their own bytes
-        alike += repr((one.lines.declared, two.lines.declared, one.lines.places, two.lines.places))
-    where = one.lines.coordinates, two.lines.coordinates
-    sizes = repr([(c.sizes(), c.pp_rank) for c in where])
-    return b"\n".join([*told, alike.encode(), sizes.encode(), one.effective, two.effective])
-
-
-@lru_cache(maxsize=1024)
-def _declared(lines: tuple[bytes, ...]) -> bytes:
-    told = []
-    for text in lines:
-        line = parse_line(text, where="parameters")
-        assert isinstance(line, Parameters)
-        told += [
-            (p.fqn, p.shape, p.dtype, p.trainable, p.tied_to, _kind(p.placement)) for p in line.parameters
-        ]
-    return repr(told).encode()
-
-
-@lru_cache(maxsize=1024)
-def _places(lines: tuple[bytes, ...]) -> bytes:
-    told = []
-    for text in lines:
-        line = parse_line(text, where="placement")
-        assert isinstance(line, PlaceDeclaration)
-        place = line.place
-        told.append((line.number, _kind(place) if isinstance(place, Placement) else place.reason))
-    return repr(told).encode()
-
-
-def _kind(place: Placement | None) -> object:
-    """Return all of a placement but for which elements of a split dimension the rank holds."""
-    if place is None:
-        return None
-    dims = [split.dim for split in place.splits]
-    return place.shape, place.local_shape, dims, place.whole, place.partial, place.copy_of
+def _lacks_near(sides: Sides) -> bool:
+    """Tell whether a record without a partner may be shown beside those of ranges, which it resembles."""
+    for template, at in zip(sides.templates, (sides.matched.one, sides.matched.two), strict=True):
+        alone = np.setdiff1d(np.arange(len(template.keys)), at)
+        if any(template.keys[number].phase in _OF_RANGES for number in alone.tolist()):
+            return True
+    return False

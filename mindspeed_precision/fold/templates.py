@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from mindspeed_precision.compare.movement import GRADIENTS
 from mindspeed_precision.dump.reader import RankRecords
 from mindspeed_precision.fold.rank_lines import RankLines
 from mindspeed_precision.records import Phase, RecordKey, Role, TensorRecord
@@ -16,7 +17,7 @@ from mindspeed_precision.records import Phase, RecordKey, Role, TensorRecord
 Positions = NDArray[np.int64]
 
 _UPDATED = (Role.PARAM, Role.MASTER_PARAM)
-_GRADIENTS = (Role.WGRAD, Role.BGRAD)
+_PRODUCTS = (Role.WGRAD, Role.BGRAD)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +35,8 @@ class Template:
         products: positions of dW.
         after: positions of parameters after a step.
         before: ``[after]``: of the same before it.
+        updates: ``[after]``: by what ``compare.movement`` judges an update that changes nothing: parameter
+            and gradient; none where the rank used no learning rate for it.
         batches: positions of the data, by slot and step.
     """
 
@@ -47,6 +50,7 @@ class Template:
     products: Positions
     after: Positions
     before: Positions
+    updates: tuple[tuple[int, ...], ...]
     batches: dict[tuple[str, int], Positions]
 
 
@@ -56,18 +60,24 @@ def template_of(rank: RankRecords, lines: RankLines) -> Template | None:
     whole = len(records) == len(lines.first) and not rank.unfinished and not rank.notes
     if not whole or any(r.digest.fingerprint != int(w) for r, w in zip(records, lines.first, strict=True)):
         return None
+    return replace(template_of_records(records), steps=rank.steps, microbatches=dict(rank.microbatches))
+
+
+def template_of_records(records: Sequence[TensorRecord]) -> Template:
+    """Return the template of some records of a rank."""
     after, before = _updates(records)
     return Template(
         keys=tuple(record.key for record in records),
-        steps=rank.steps,
-        microbatches=dict(rank.microbatches),
+        steps=(),
+        microbatches={},
         reason=_reason(records),
         numels=np.array([record.numel for record in records], np.int64),
         scalars={n: replace(r, place=None) for n, r in enumerate(records) if r.numel == 1},
         numbers=_where(records, lambda r: r.key.role is Role.HYPERPARAMETER),
-        products=_where(records, lambda r: r.key.phase is Phase.WGRAD and r.key.role in _GRADIENTS),
+        products=_where(records, lambda r: r.key.phase is Phase.WGRAD and r.key.role in _PRODUCTS),
         after=after,
         before=before,
+        updates=_judged(records, after),
         batches=_batches(records),
     )
 
@@ -95,6 +105,23 @@ def _updates(records: Sequence[TensorRecord]) -> tuple[Positions, Positions]:
     ]
     both = np.array(found, np.int64).reshape(-1, 2)
     return both[:, 0], both[:, 1]
+
+
+def _judged(records: Sequence[TensorRecord], after: Positions) -> tuple[tuple[int, ...], ...]:
+    gradients: dict[tuple[int, str], dict[tuple[Phase, Role], list[int]]] = defaultdict(dict)
+    used: set[tuple[int, str]] = set()
+    for number, record in enumerate(records):
+        key = record.key
+        if (key.phase, key.role) in GRADIENTS and key.slot != "before":
+            gradients[key.step, key.fqn].setdefault((key.phase, key.role), []).append(number)
+        if key.role is Role.HYPERPARAMETER and key.slot == "lr":
+            used.add((key.step, key.fqn))
+    found: list[tuple[int, ...]] = []
+    for number in after.tolist():
+        place = records[number].key.step, records[number].key.fqn
+        closest = next((gradients[place][kind] for kind in GRADIENTS if kind in gradients[place]), [])
+        found.append((number, *closest) if place in used else ())
+    return tuple(found)
 
 
 def _batches(records: Sequence[TensorRecord]) -> dict[tuple[str, int], Positions]:

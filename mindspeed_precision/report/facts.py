@@ -86,7 +86,8 @@ def report_facts(
         gaps.append("the runs were not at hand: parameter groups, configuration and checks are not shown")
     else:
         try:
-            training = training_of(runs[Side.BASELINE], runs[Side.CANDIDATE], mappings)
+            shown = runs if folded is None else dict(zip(Side, folded.shown, strict=True))
+            training = training_of(shown[Side.BASELINE], shown[Side.CANDIDATE], mappings)
         except PrecisionError as error:
             gaps.append(f"parameter groups, configuration and checks could not be compared: {error}")
     whole = runs if folded is None else dict(zip(Side, folded.whole, strict=True))

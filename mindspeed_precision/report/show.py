@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -19,42 +20,63 @@ _WIDEST = 120
 _TITLES = ("step", "mb", "rank", "phase", "fqn", "role", "shape", "dtype", "layout", "norm", "fingerprint")
 
 
-def select(
-    run: Run, *, fqn: str = "*", role: str = "*", step: int | None = None
-) -> list[tuple[int, TensorRecord]]:
-    """Return the records of a run that fit, by rank, in execution order.
+Shown = Sequence[tuple[int, TensorRecord]]
+"""Records, each with its rank."""
 
-    Args:
-        run: the run.
+
+@dataclass
+class Asked:
+    """Which records of a run are shown; counts those that it is asked about, so that no others need be kept.
+
+    Attributes:
         fqn: shell pattern.
         role: name of a role, or ``*``.
         step: 0-based; ``INIT_STEP`` for what was before the first; None for all.
+        seen: how many records it was asked about.
 
     Raises:
-        ConfigError: there is no such role, or nothing fits.
+        ConfigError: there is no such role.
     """
-    known = [r.value for r in Role]
-    if role != "*" and role not in known:
-        raise ConfigError("no such role", where="--role", found=role, expected=f"one of {', '.join(known)}")
-    found = [
-        (number, record)
-        for number, rank in run.ranks.items()
-        for record in rank.records
-        if fnmatchcase(record.key.fqn, fqn)
-        and role in ("*", record.key.role.value)
-        and step in (None, record.key.step)
-    ]
-    if not found:
-        total = sum(len(rank.records) for rank in run.ranks.values())
-        raise ConfigError(
-            f"none of the run's {count(total, 'record')} fits",
-            where=str(run.path),
-            remedy="see --fqn, --role and --step",
-        )
-    return found
+
+    fqn: str = "*"
+    role: str = "*"
+    step: int | None = None
+    seen: int = 0
+
+    def __post_init__(self) -> None:
+        known = [r.value for r in Role]
+        if self.role != "*" and self.role not in known:
+            expected = f"one of {', '.join(known)}"
+            raise ConfigError("no such role", where="--role", found=self.role, expected=expected)
+
+    @property
+    def all(self) -> bool:
+        """Whether every record is."""
+        return (self.fqn, self.role, self.step) == ("*", "*", None)
+
+    def __call__(self, record: TensorRecord) -> bool:
+        """Tell whether a record is shown."""
+        self.seen += 1
+        of_name = fnmatchcase(record.key.fqn, self.fqn) and self.role in ("*", record.key.role.value)
+        return of_name and self.step in (None, record.key.step)
+
+    def shown(self, run: Run) -> Shown:
+        """Return what is shown of a run that was read with this, by rank, in execution order.
+
+        Raises:
+            ConfigError: nothing fits.
+        """
+        found = [(number, record) for number, rank in run.ranks.items() for record in rank.records]
+        if not found:
+            raise ConfigError(
+                f"none of the run's {count(self.seen, 'record')} fits",
+                where=str(run.path),
+                remedy="see --fqn, --role and --step",
+            )
+        return found
 
 
-def show_text(run: Run, records: Sequence[tuple[int, TensorRecord]]) -> str:
+def show_text(run: Run, records: Shown) -> str:
     """Return a line per record, below a line about the run."""
     rows = [_TITLES] + [
         tuple(one_line(cell, _WIDEST) for cell in _cells(rank, record)) for rank, record in records
@@ -104,7 +126,7 @@ def _cells(rank: int, record: TensorRecord) -> tuple[str, ...]:
     )
 
 
-def show_json(records: Sequence[tuple[int, TensorRecord]]) -> str:
+def show_json(records: Shown) -> str:
     """Return the records as a JSON list."""
     return json.dumps([_plain(rank, record) for rank, record in records], indent=1) + "\n"
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_precision.flow import Compared, compare_in_full
+from mindspeed_precision.fold.deciding import PER_BYTE
 from mindspeed_precision.fold.engines import Resources
-from mindspeed_precision.fold.folding import PER_BYTE
 from mindspeed_precision.report.verdict_json import verdict_text
 
 

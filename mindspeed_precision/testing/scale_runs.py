@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
@@ -42,7 +42,7 @@ from mindspeed_precision.dump.format import (
 from mindspeed_precision.dump.writer import create_run
 from mindspeed_precision.record.statistics import digest_number
 from mindspeed_precision.records import INIT_STEP, Digest, ParameterDeclaration, RankCoordinates
-from mindspeed_precision.testing.scale_stage import Reach, Seen, Stage, order_of_fault, stage_of
+from mindspeed_precision.testing.scale_stage import Reach, Seen, Stage, order_of_fault, ranged, stage_of
 
 Words = NDArray[np.uint64]
 
@@ -87,6 +87,7 @@ class ScaleRun:
         steps: training steps.
         hidden: width of the model; of nothing but the shapes.
         fault: None: a healthy run.
+        distributed: the optimizer is: each data-parallel rank has a range of the stage's parameters.
     """
 
     tp: int = 1
@@ -97,6 +98,7 @@ class ScaleRun:
     steps: int = 2
     hidden: int = 64
     fault: Fault | None = None
+    distributed: bool = False
 
     @property
     def world(self) -> int:
@@ -145,7 +147,10 @@ def write_scale_run(
 
 def records_per_step(run: ScaleRun) -> float:
     """Return how many records a rank has in a step, on the average over the stages."""
-    return sum(len(_stage(run, pp).step) for pp in range(run.pp)) / run.pp
+    stages = [_stage(run, pp) for pp in range(run.pp)]
+    if not run.distributed:
+        return sum(len(stage.step) for stage in stages) / run.pp
+    return sum(len(ranged(s, run.dp, dp).step) for s in stages for dp in range(run.dp)) / run.pp / run.dp
 
 
 def _manifest(run: ScaleRun) -> dict[str, Any]:
@@ -183,8 +188,9 @@ def _manifest(run: ScaleRun) -> dict[str, Any]:
 def _write_column(
     directory: Path, run: ScaleRun, pp: int, tp: int, like: tuple[Path, ScaleRun] | None
 ) -> None:
-    """Write the ranks of one stage and tensor-parallel rank: they have the same lines but for the bits."""
-    form = _Form(run, _stage(run, pp), tp)
+    """Write the ranks of a stage and tensor-parallel rank: their lines are alike but for bits and ranges."""
+    stage = _stage(run, pp)
+    form = _Form(run, stage, tp)
     same = like is not None and run == like[1]
     for dp in range(run.dp):
         rank = (pp * run.dp + dp) * run.tp + tp
@@ -193,6 +199,8 @@ def _write_column(
         if like is not None and same:
             for file in (like[0] / target.name).iterdir():
                 os.link(file, target / file.name)
+        elif run.distributed:
+            _write_rank(target, run, _Form(run, ranged(stage, run.dp, dp), tp), rank)
         else:
             _write_rank(target, run, form, rank)
 
@@ -230,7 +238,7 @@ class _Form:
     def __init__(self, run: ScaleRun, stage: Stage, tp: int) -> None:
         declared = stage.declared(tp, run.tp)
         self.parameters = f"{to_json(Parameters(parameters=declared))}\n".encode()
-        self.effective = json.dumps(_effective(declared), indent=1) + "\n"
+        self.effective = json.dumps(_effective(declared, stage.ranges), indent=1) + "\n"
         self._run = run
         pieces: list[str] = []
         shown: list[tuple[Seen, int, int]] = []
@@ -332,8 +340,14 @@ def _scalar(number: int) -> str:
     return digest_text(digest_number(2 + (2 * number + 1) / (2 * _SCALARS)))
 
 
-def _effective(declared: Sequence[ParameterDeclaration]) -> dict[str, Any]:
+def _effective(
+    declared: Sequence[ParameterDeclaration], ranges: Mapping[str, tuple[int, int]] | None
+) -> dict[str, Any]:
     settings = {"lr": 1e-4, "weight_decay": 0.1, "eps": 1e-8, "beta1": 0.9, "beta2": 0.95}
-    members = [{"fqn": p.fqn, "dtype": p.dtype, "copy": False, "range": None} for p in declared]
+    members = [
+        {"fqn": p.fqn, "dtype": p.dtype, "copy": False, "range": None if ranges is None else [*ranges[p.fqn]]}
+        for p in declared
+        if ranges is None or p.fqn in ranges
+    ]
     group = {"optimizer": "AdamW", "settings": settings, "parameters": members}
     return {"schema": SCHEMA, "groups": [group], "tied": {}, "modules": []}

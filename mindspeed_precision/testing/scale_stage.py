@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from math import prod
 
 from mindspeed_precision.dump.encode import digest_text, form_text, key_text, origin_text
 from mindspeed_precision.record.statistics import digest_number
@@ -57,6 +58,7 @@ class Seen:
         order: place in the forward pass of the whole model.
         number: of a number of the host; None: its bits say it.
         scalar: it is a loss or a norm.
+        part: the elements of the parameter that it has; None: all.
     """
 
     key: RecordKey
@@ -69,6 +71,7 @@ class Seen:
     order: int = 0
     number: float | None = None
     scalar: bool = False
+    part: tuple[int, int] | None = None
 
     def text(self, seq: int, step: int) -> tuple[str, str]:
         """Return its line before and after the digest, of a step; a number's digest is in the first part."""
@@ -77,7 +80,7 @@ class Seen:
             self.shape, "float64" if plain else "bfloat16", None if plain else _dense(self.shape)
         )
         before = f'{{"kind":"record","seq":{seq},"step":{step},{key_text(self.key)},{form},'
-        after = f',"payload":null,{origin_text("", None)},"placement":null}}\n'
+        after = f',"payload":null,{origin_text("", self.part)},"placement":null}}\n'
         if self.number is None:
             return before, after
         number = float(step) if self.key.slot == "step" else self.number
@@ -92,11 +95,13 @@ class Stage:
         parameters: canonical name to canonical shape and the dimension that tensor parallelism splits.
         init: what is recorded before the first step.
         step: what is recorded in each.
+        ranges: by parameter, the elements that one data-parallel rank updates; None: every rank does all.
     """
 
     parameters: dict[str, tuple[tuple[int, ...], int | None]]
     init: tuple[Seen, ...]
     step: tuple[Seen, ...]
+    ranges: dict[str, tuple[int, int]] | None = None
 
     def declared(self, tp_rank: int, tp_size: int) -> tuple[ParameterDeclaration, ...]:
         """Return the parameters that a rank declares."""
@@ -158,6 +163,42 @@ def stage_of(*, first: int, layers: int, last: bool, hidden: int, tp: int, micro
         records += [seen for layer in reversed(numbers) for seen in one.backward(layer)]
     records += _whole_step(local, parameters, last=last)
     return Stage(parameters=parameters, init=init, step=tuple(records))
+
+
+_OF_RANGES = (Phase.REDUCE, Phase.CLIP, Phase.OPTIMIZER)
+
+
+def ranged(stage: Stage, size: int, rank: int) -> Stage:
+    """Return a stage as one data-parallel rank has it under a distributed optimizer.
+
+    As in Megatron all its parameters lie in one buffer, the last first, of which each rank has a share.
+    """
+    sizes = {seen.key.fqn: prod(seen.shape) for seen in stage.init}
+    share = -(-sum(sizes.values()) // size)
+    ranges, begin = {}, 0
+    for name, numel in reversed(sizes.items()):
+        first, last = max(rank * share - begin, 0), min((rank + 1) * share - begin, numel)
+        if first < last:
+            ranges[name] = first, last
+        begin += numel
+    found = [_ranged(seen, ranges, sizes) for seen in stage.step]
+    return replace(stage, step=tuple(seen for seen in found if seen is not None), ranges=ranges)
+
+
+def _ranged(seen: Seen, ranges: dict[str, tuple[int, int]], sizes: dict[str, int]) -> Seen | None:
+    """Return a record as a rank with ranges has it; None: it has none."""
+    key = seen.key
+    if key.fqn not in sizes or key.phase not in _OF_RANGES or key.role is Role.PARAM:
+        return seen
+    if key.fqn not in ranges:
+        return None
+    first, last = ranges[key.fqn]
+    if key.role is Role.HYPERPARAMETER:
+        return seen
+    slot = f"{first}:{last}" if key.phase is Phase.REDUCE else key.slot
+    part = None if last - first == sizes[key.fqn] else (first, last)
+    value = f"{seen.value} {first}:{last}"
+    return replace(seen, key=replace(key, slot=slot), shape=(last - first,), value=value, part=part)
 
 
 def _modules(hidden: int) -> list[tuple[str, str, str, tuple[int, ...], int | None]]:

@@ -25,6 +25,12 @@ from mindspeed_precision.verify.settings import RunSettings, settings_of
 _KEPT = {(Phase.INIT, Role.PARAM), (Phase.BATCH, Role.BATCH), (Phase.OPTIMIZER, Role.HYPERPARAMETER)}
 
 
+def is_read(record: TensorRecord) -> bool:
+    """Tell whether a check of ``verify`` reads a record: what a run begins with, its data and numbers."""
+    kind = record.key.phase, record.key.role
+    return kind in _KEPT or kind == (Phase.INIT, Role.BUFFER) or record.key.role is Role.HYPERPARAMETER
+
+
 @dataclass(frozen=True, kw_only=True)
 class Weight:
     """A parameter before the first step.

@@ -12,7 +12,7 @@ from mindspeed_precision.records import Examination, Side
 from mindspeed_precision.verify.aliases import read_configuration
 from mindspeed_precision.verify.pair import PAIR
 from mindspeed_precision.verify.pair.groups import group_lines
-from mindspeed_precision.verify.pair_facts import pair_facts
+from mindspeed_precision.verify.pair_facts import is_read, pair_facts
 
 
 def verify_runs(
@@ -43,8 +43,10 @@ def verify_runs(
     """
     maps = [one if isinstance(one, Mapping) else load_mapping(one) for one in mapping]
     given = {side: read_configuration(file) for side, file in (configurations or {}).items()}
-    one = baseline if isinstance(baseline, Run) else load_run(baseline)
-    two = candidate if isinstance(candidate, Run) else load_run(candidate)
+    # a mapping speaks of names of any record
+    wanted = None if maps else is_read
+    one = baseline if isinstance(baseline, Run) else load_run(baseline, wanted=wanted)
+    two = candidate if isinstance(candidate, Run) else load_run(candidate, wanted=wanted)
     facts = pair_facts(one, two, maps, given)
     findings, outcomes = PAIR.ask_all(facts)
     lines = group_lines(facts, every=every)

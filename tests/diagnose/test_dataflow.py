@@ -200,6 +200,28 @@ def test_an_origin_speaks_of_its_first_rank():
     assert origin.comparison.pair.rank == 0
 
 
+def test_ranges_of_one_reduced_gradient_are_one_origin():
+    replicas = {rank: RankCoordinates(rank=rank, world_size=2, dp_rank=rank, dp_size=2) for rank in (0, 1)}
+    nodes = [
+        node(1, Phase.REDUCE, Role.REDUCED_GRAD, "w", rank=r, microbatch=-1, slot=slot, where=replicas[r])
+        for r, slot in enumerate(("0:3", "3:8"))
+    ]
+    (origin,) = find_origins(Graph(nodes, replicas, {"w": frozenset("w")}))
+    assert (origin.ranks, origin.key.slot) == ((0, 1), "0:3")
+    apart = node(1, Phase.REDUCE, Role.REDUCED_GRAD, "v", microbatch=-1, slot="0:3", where=replicas[0])
+    assert len(find_origins(Graph([*nodes, apart], replicas, {n: frozenset(n) for n in "wv"}))) == 2
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_a_range_that_is_gathered_later_is_what_every_replica_computes_with(late):
+    replicas = {rank: RankCoordinates(rank=rank, world_size=2, dp_rank=rank, dp_size=2) for rank in (0, 1)}
+    updated = node(1, Phase.OPTIMIZER, Role.PARAM, "m.weight", microbatch=-1, where=replicas[0])
+    given = node(2, Phase.FPROP, Role.OUTPUT, "m", rank=1, step=1, where=replicas[1])
+    names = {"m.weight": frozenset(["m.weight"])}
+    found = find_origins(Graph([updated, given], replicas, names, gathers_late=late))
+    assert len(found) == (1 if late else 2)
+
+
 def test_circle_of_explanations_still_has_an_origin():
     # two stages whose tensors have each other's bits: only unknown dataflow can look like this
     stages = {rank: RankCoordinates(rank=rank, world_size=2, pp_rank=rank, pp_size=2) for rank in (0, 1)}

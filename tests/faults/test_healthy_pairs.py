@@ -8,7 +8,9 @@ from __future__ import annotations
 import pytest
 
 from mindspeed_precision import compare_runs, load_run
+from mindspeed_precision.flow import compare_in_full
 from mindspeed_precision.records import Phase, Verdict
+from mindspeed_precision.testing.folded import folded, told
 
 pytestmark = [pytest.mark.torch, pytest.mark.megatron, pytest.mark.matrix]
 
@@ -74,6 +76,10 @@ def test_a_layout_and_its_repeat(megatron, tmp_path, layout):
     coverage = diagnosis.coverage
     assert coverage.parameters == coverage.parameters_with_wgrad > 0
     assert coverage.unmatched == 0
+    if layout[1].get("distributed_optimizer"):  # each rank has ranges of its own
+        less = folded(*(run.path for run in runs))
+        assert told(less) == told(compare_in_full(*runs))
+        assert less.folded.stand_ins.ranges
 
 
 def test_collectives_are_recorded_where_they_are_called(megatron, tmp_path):

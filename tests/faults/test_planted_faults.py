@@ -149,6 +149,8 @@ def test_the_data_of_one_rank_shuffled(megatron, tmp_path, shuffled):
     from preloaded import run_training
 
     from mindspeed_precision import compare_runs
+    from mindspeed_precision.flow import compare_in_full
+    from mindspeed_precision.testing.folded import folded, told
 
     script = Path(__file__).parent / "scripts" / "record_with_data_seed.py"
     for name, seed in (("baseline", 1234), ("candidate", 99 if shuffled else 1234)):
@@ -160,6 +162,8 @@ def test_the_data_of_one_rank_shuffled(megatron, tmp_path, shuffled):
             log=tmp_path / f"{name}.log",
         )
     diagnosis = compare_runs(tmp_path / "baseline", tmp_path / "candidate")
+    less = folded(tmp_path / "baseline", tmp_path / "candidate")
+    assert told(less) == told(compare_in_full(tmp_path / "baseline", tmp_path / "candidate"))
     if not shuffled:
         assert_healthy(diagnosis)
         return

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from changing import cut_off, without_seal
 
 from mindspeed_precision.cli import main
 from mindspeed_precision.dump.reader import load_rank, load_run
@@ -126,18 +127,6 @@ def broken(run: Path, rank: int) -> Path:
     at = data.index(b'"fingerprint":"', 5000) + 20
     data[at] = ord("0") if data[at] != ord("0") else ord("1")
     index.write_bytes(data)
-    return run
-
-
-def without_seal(run: Path, rank: int) -> Path:
-    (run / f"rank{rank:05d}" / "COMPLETE").unlink()
-    return run
-
-
-def cut_off(run: Path, rank: int) -> Path:
-    """Leave of a rank what a crash in its last step leaves."""
-    index = without_seal(run, rank) / f"rank{rank:05d}" / "index.jsonl"
-    index.write_bytes(index.read_bytes()[:-4000])
     return run
 
 

@@ -15,6 +15,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "scale.py"
 
 @pytest.fixture(scope="module")
 def scale() -> ModuleType:
+    sys.path.insert(0, str(SCRIPT.parent))  # as it is for a script: its modules lie beside it
     spec = importlib.util.spec_from_file_location("bench_scale", SCRIPT)
     assert spec is not None
     assert spec.loader is not None
@@ -70,10 +71,37 @@ def test_a_line_is_fitted_to_processor_time_over_records(scale):
     assert scale.fitted(costs) == pytest.approx((3.0, 5.0))
 
 
+def test_the_figure_tells_the_lines_that_were_fitted(scale, tmp_path):
+    pytest.importorskip("matplotlib")
+    costs = [
+        scale.Cost(
+            ranks=ranks,
+            steps=ranks,
+            records=float(ranks),
+            gigabytes=1.0,
+            seconds=1.0,
+            cpu_seconds=3.0 + 0.25 * ranks,
+            memory_mib=100 + 2 * ranks,
+            status=1,
+            told="",
+        )
+        for ranks in (8, 16, 64)
+    ]
+    fit = scale.line([cost.ranks for cost in costs], [cost.cpu_seconds for cost in costs])
+    assert (fit.constant, fit.slope, fit.off) == pytest.approx((3.0, 0.25, 0.0))
+    assert fit.describe("s", "ranks") == "3.0 s + 0.25 s for each of the ranks"
+    for name in ("one.svg", "two.svg"):
+        scale.draw(dict.fromkeys(("ranks", "steps", "records"), costs), tmp_path / name)
+    assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
+    drawn = (tmp_path / "one.svg").read_text()
+    assert "3 s + 0.25 s × ranks" in drawn
+    assert drawn.count("records a step and rank") == 2
+
+
 def test_ranks_steps_and_records_grow_one_at_a_time(scale):
     grown = scale.variations(scale.WHOLE)
-    assert [run.world for run in grown["ranks"]] == [4096, 8192, 16384]
-    assert [run.steps for run in grown["steps"]] == [3, 6, 12]
+    assert [run.world for run in grown["ranks"]] == [4096, 8192, 16384, 32768]
+    assert [run.steps for run in grown["steps"]] == [3, 6, 12, 24]
     counts = [scale.records_per_step(run) for run in grown["records"]]
     assert counts == sorted(counts)
     assert {run.world for name in ("steps", "records") for run in grown[name]} == {4096}

@@ -60,7 +60,7 @@ def unmatched(facts: Facts) -> Iterable[Finding]:
     kinds: Counter[str] = Counter()
     for u in alone:
         kind = f"{u.key.phase.value}/{u.key.role.value} in the {u.side.value} only"
-        kinds[kind] += stand_ins.weight(u.rank)
+        kinds[kind] += stand_ins.weight(u.rank, u.key)
     first, total = alone[0], kinds.total()
     closest = f"; closest: {first.closest[0].describe()}" if first.closest else ""
     yield Finding(
@@ -92,6 +92,11 @@ def rules_without_match(facts: Facts) -> Iterable[Finding]:
         settings = run.manifest.get("settings")
         named = [rule for rule in capture_rules(settings) if rule.level is not None and rule.fqn != "*"]
         unmatched = [rule for rule in named if not any(rule.applies(key) for key in _keys(run, rule))]
+        if facts.recorded:  # a rank that is named may be one for which another stands
+            of_ranks = {rule for rule in unmatched if rule.ranks.text}
+            whole = facts.recorded[side]
+            found = {rule for rule in of_ranks if any(rule.applies(key) for key in _keys(whole, rule))}
+            unmatched = [rule for rule in unmatched if rule not in found]
         lines += [f"in the {side.value}: {rule.describe()}" for rule in unmatched]
     if lines:
         yield Finding(

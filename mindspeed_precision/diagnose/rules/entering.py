@@ -127,10 +127,10 @@ def _same_elements(facts: Facts, slot: str) -> bool:
 def _batch_finding(facts: Facts, origins: list[Origin], *, id_: str, title: str, remedy: str) -> Finding:
     differing = [node for node in facts.graph.divergent.nodes if node.key.role is Role.BATCH]
     stand_ins = facts.alignment.stand_ins
-    ranks = stand_ins.expanded(node.rank for node in differing)
+    ranks = stand_ins.expanded((node.rank, node.key) for node in differing)
     which = (
         "all ranks"
-        if len(ranks) == stand_ins.weigh(facts.alignment.ranks)
+        if len(ranks) == len(stand_ins.every(facts.alignment.ranks))
         else f"rank {names(map(str, ranks), most=8)} only"
     )
     steps: dict[int, set[int]] = defaultdict(set)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from mindspeed_precision.align.ranges import Place, by_itself
 from mindspeed_precision.diagnose.facts import Facts, names
 from mindspeed_precision.diagnose.rules.registry import rule
 from mindspeed_precision.records import Finding, Phase, RecordKey, Role, Severity, Side, Unmatched
@@ -27,7 +28,7 @@ def unreached(facts: Facts) -> Iterable[Finding]:
 
 
 def _finding(facts: Facts, lacks: Side, found: list[Unmatched]) -> Finding:
-    first = min(found, key=lambda unmatched: (unmatched.key.step, unmatched.record.seq))
+    first = min(found, key=lambda unmatched: _when(facts, unmatched))
     after = facts.origins_in(Phase.DGRAD, Role.GRAD_OUTPUT, Role.GRAD_INPUT)
     return Finding(
         id="dgrad.missing",
@@ -43,6 +44,11 @@ def _finding(facts: Facts, lacks: Side, found: list[Unmatched]) -> Finding:
         where=first.key,
         explains=tuple(origin.key for origin in after if origin.key.step >= first.key.step),
     )
+
+
+def _when(facts: Facts, unmatched: Unmatched) -> tuple[int, Place]:
+    seq = unmatched.record.seq
+    return unmatched.key.step, facts.places[unmatched.side, unmatched.rank].get(seq, by_itself(seq))
 
 
 def _is(key: RecordKey, phase: Phase, role: Role) -> bool:
