@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from mindspeed_precision.errors import ConfigError
 
 if TYPE_CHECKING:
-    from mindspeed_precision.fold.engines import Resources
+    from mindspeed_precision.engines import Resources
 
 DEFAULT_MEMORY = "2GiB"
 """What a command may use where nothing is said."""
@@ -106,6 +106,6 @@ def resources_of(arguments: argparse.Namespace) -> Resources:
     Raises:
         ConfigError: an option is no size, or no number.
     """
-    from mindspeed_precision.fold.engines import Resources
+    from mindspeed_precision.engines import Resources
 
     return Resources(memory=memory_of(arguments.memory), jobs=jobs_of(arguments.jobs), dask=arguments.dask)

@@ -22,8 +22,8 @@ from mindspeed_precision.diagnose import (
 from mindspeed_precision.diagnose.facts import Facts
 from mindspeed_precision.dump.object_store import local_directory
 from mindspeed_precision.dump.reader import Run
+from mindspeed_precision.engines import Resources
 from mindspeed_precision.fold.deciding import LAYOUTS_DIFFER, needs_folding, why_not
-from mindspeed_precision.fold.engines import Resources
 from mindspeed_precision.fold.folding import Folded, fold_runs
 from mindspeed_precision.fold.left_out import not_linked
 from mindspeed_precision.loading import load_run

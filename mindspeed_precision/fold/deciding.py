@@ -10,7 +10,7 @@ from mindspeed_precision.align.lanes import settings_differ
 from mindspeed_precision.dump.attempts import attempt_directories
 from mindspeed_precision.dump.format import INDEX, MANIFEST
 from mindspeed_precision.dump.reader import Run, load_manifest
-from mindspeed_precision.fold.engines import Resources
+from mindspeed_precision.engines import Resources
 
 PER_BYTE = 4.0
 """Bytes of memory for each byte of an index, where every record is an object: 3.3 were measured."""

@@ -24,10 +24,10 @@ from mindspeed_precision.dump.reader import (
     nothing_written,
     rank_numbers,
 )
+from mindspeed_precision.engines import Resources, outcomes
 from mindspeed_precision.errors import DumpError
 from mindspeed_precision.fold.classes import Classes, classes_of, column_of, replica_of
 from mindspeed_precision.fold.deciding import of_manifest
-from mindspeed_precision.fold.engines import Resources, outcomes
 from mindspeed_precision.fold.keeping import ranges_alone, with_ranges
 from mindspeed_precision.fold.ranges import PieceOutcome
 from mindspeed_precision.fold.scan import ColumnOutcome, ColumnTask, RankOutcome, scan_column

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_precision.dump.format import INDEX
-from mindspeed_precision.fold.engines import Resources
+from mindspeed_precision.engines import Resources
 from mindspeed_precision.records import Examination
 from mindspeed_precision.verify.cells.plan import needed
 from mindspeed_precision.verify.check import check_run

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from mindspeed_precision.engines import Resources
 from mindspeed_precision.flow import Compared, compare_in_full
 from mindspeed_precision.fold.deciding import PER_BYTE
-from mindspeed_precision.fold.engines import Resources
 from mindspeed_precision.report.verdict_json import verdict_text
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from mindspeed_precision.dump.reader import Run, load_run
 from mindspeed_precision.dump.reported import reported_entries, reported_finding
-from mindspeed_precision.fold.engines import Resources
+from mindspeed_precision.engines import Resources
 from mindspeed_precision.progress import Progress, silent
 from mindspeed_precision.records import CheckOutcome, Examination, Finding
 from mindspeed_precision.verify.cells.lead import check_in_cells

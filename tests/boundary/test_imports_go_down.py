@@ -21,6 +21,7 @@ FOUNDATION = {
     "errors",
     "config",
     "counting",
+    "engines",
     "foreign_yaml",
     "meanings",
     "progress",

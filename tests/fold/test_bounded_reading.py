@@ -13,8 +13,8 @@ from mindspeed_precision import cli_resources
 from mindspeed_precision.cli import main
 from mindspeed_precision.counting import count
 from mindspeed_precision.dump.reader import load_run
+from mindspeed_precision.engines import Resources
 from mindspeed_precision.flow import compare_in_full
-from mindspeed_precision.fold.engines import Resources
 from mindspeed_precision.report.show import Asked
 from mindspeed_precision.testing.fake_runs import LINEAR, permuted, plant, scaled, write_fake_run
 from mindspeed_precision.testing.folded import folded, smallest, told

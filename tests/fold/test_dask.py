@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from mindspeed_precision.cli import main
+from mindspeed_precision.engines import Resources
 from mindspeed_precision.flow import compare_in_full
-from mindspeed_precision.fold.engines import Resources
 from mindspeed_precision.testing.folded import folded, smallest, told
 from mindspeed_precision.testing.scale_runs import Fault, ScaleRun, write_scale_run
 

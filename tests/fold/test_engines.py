@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from mindspeed_precision.engines import Resources, outcomes
 from mindspeed_precision.errors import PrecisionError
-from mindspeed_precision.fold.engines import Resources, outcomes
 
 
 def die_once(task: tuple[Path, int]) -> int:

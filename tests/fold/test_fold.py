@@ -13,9 +13,9 @@ from changing import cut_off, without_seal
 from mindspeed_precision.cli import main
 from mindspeed_precision.dump.reader import load_rank, load_run
 from mindspeed_precision.dump.writer import RankWriter, create_run
+from mindspeed_precision.engines import Resources
 from mindspeed_precision.errors import DumpError, IncomparableError
 from mindspeed_precision.flow import compare_in_full
-from mindspeed_precision.fold.engines import Resources
 from mindspeed_precision.records import Verdict
 from mindspeed_precision.report.exit_status import exit_status
 from mindspeed_precision.report.facts import report_facts

@@ -16,8 +16,8 @@ import pytest
 from mindspeed_precision.cli import main
 from mindspeed_precision.dump.format import COMPLETE, INDEX
 from mindspeed_precision.dump.reader import load_run
+from mindspeed_precision.engines import Resources
 from mindspeed_precision.errors import DumpError, PrecisionError
-from mindspeed_precision.fold.engines import Resources
 from mindspeed_precision.records import Finding, Level, Role, Severity
 from mindspeed_precision.testing.celled import by_rank, in_cells, in_memory, left_out, said, smallest
 from mindspeed_precision.testing.fake_runs import (

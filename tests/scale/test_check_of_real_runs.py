@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mindspeed_precision.fold.engines import Resources
+from mindspeed_precision.engines import Resources
 from mindspeed_precision.testing.celled import in_cells, in_memory, said
 from mindspeed_precision.verify.cells.plan import plan
 

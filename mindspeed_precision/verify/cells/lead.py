@@ -17,8 +17,8 @@ from mindspeed_precision.dump.reader import (
     load_manifest,
     rank_numbers,
 )
+from mindspeed_precision.engines import Resources, outcomes
 from mindspeed_precision.errors import DumpError
-from mindspeed_precision.fold.engines import Resources, outcomes
 from mindspeed_precision.progress import Progress
 from mindspeed_precision.records import CheckOutcome, Finding, TensorRecord
 from mindspeed_precision.verify.cells.gathering import Gathered

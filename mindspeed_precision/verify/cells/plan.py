@@ -11,8 +11,8 @@ from pathlib import Path
 from mindspeed_precision.dump.attempts import attempt_directories
 from mindspeed_precision.dump.format import INDEX, MANIFEST, Header, parse_line, rank_directory
 from mindspeed_precision.dump.inside import require_inside
+from mindspeed_precision.engines import Resources
 from mindspeed_precision.errors import DumpError
-from mindspeed_precision.fold.engines import Resources
 from mindspeed_precision.records import ParameterDeclaration, RankCoordinates
 from mindspeed_precision.verify.spans import Span
 
