@@ -8,6 +8,6 @@ diagnosed as always, with the number of ranks that it stands for::
     paths → scan (workers) → RankOutcome per rank → classes → Folded → align … diagnose
 
 ``rank_lines`` reads one index, ``templates`` knows what its lines are, ``patterns`` puts two sides together,
-``classes`` chooses, ``keeping`` loads, `mindspeed_precision.engines` has the workers (one process, several, Dask),
-``folding`` leads. ``divided`` parts what a distributed optimizer divides, ``ranges`` compares each range.
+``classes`` chooses, ``keeping`` loads, ``folding`` leads. ``divided`` parts what a distributed optimizer
+divides, ``ranges`` compares each range. The workers are those of ``mindspeed_precision.engines``.
 """
