@@ -22,6 +22,7 @@ from mindspeed_precision.align.places import (
     slot_of,
     summed,
 )
+from mindspeed_precision.align.reports import SUMMED, report_of, summed_reports
 from mindspeed_precision.align.shards import Merged, Shard, held_alone
 from mindspeed_precision.align.stages import ModelPart, Stages
 from mindspeed_precision.align.step_sums import INCOMPLETE, StepSums
@@ -74,6 +75,7 @@ class Groups:
         for number, rank in run.ranks.items():
             self.members[lanes.of(rank.coordinates)].append(number)
         self._stages = Stages(run)
+        self._summed_reports = summed_reports(run) if lanes is Lanes.NONE else frozenset()
         self._merger = Merger(run, self._stages)
         self._parameters: dict[tuple[int, RecordKey], list[Shard]] = defaultdict(list)
         self._activations: dict[tuple[int, RecordKey], list[Shard]] = defaultdict(list)
@@ -254,6 +256,8 @@ class Groups:
             return f"no layout rule for {key.role.value} in {key.phase.value}"
         if self._other_microbatch(key):
             return OTHER_BATCHES
+        if key.role is Role.LOSS and report_of(key) in self._summed_reports:
+            return SUMMED
         return _OTHER_TOKENS if self._contexts_together(where) and key.role is Role.LOSS else ""
 
     def _leave(self, lane: int, rank: int, record: TensorRecord, key: RecordKey, reason: str) -> None:

@@ -180,7 +180,13 @@ def test_versions_of_the_core(version, record):
     experts = record(2, version=version, start=start, ep=2, distributed_optimizer=True, **MIXTURE)
     require_healthy(compare_runs(start, experts))
     context = record(2, version=version, start=start, cp=2, microbatches=4, **MIXTURE)
-    require_healthy(compare_runs(start, context))
+    diagnosis = compare_runs(start, context)
+    if version == "0.12.1":  # a bug of its own: the aux loss is not scaled by the context-parallel size
+        first = diagnosis.first_divergence.key
+        assert (first.step, first.phase, first.role) == (0, Phase.WGRAD, Role.WGRAD)
+        assert first.fqn == "decoder.layers.1.mlp.router.weight"
+        return
+    require_healthy(diagnosis)
 
 
 @pytest.mark.long

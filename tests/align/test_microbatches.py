@@ -49,8 +49,13 @@ def record(key, values, keep, place=None):
     return found, own if keep else None
 
 
-def write(path, *, dp, total=4, gradient=1.0, config=CONFIG, tokens=lambda n: n, keep=True, place=None):
-    """One step of ``total`` microbatches over ``dp`` ranks; losses are divided by the rank's own count."""
+def write(
+    path, *, dp, total=4, gradient=1.0, config=CONFIG, tokens=lambda n: n, keep=True, place=None, losses=None
+):
+    """One step of ``total`` microbatches over ``dp`` ranks; losses are divided by the rank's own count.
+
+    ``losses(number, rank, dp)`` gives what a loss function returns, by slot.
+    """
     create_run(path, {"config": config})
     own = total // dp
     for rank in range(dp):
@@ -70,6 +75,8 @@ def write(path, *, dp, total=4, gradient=1.0, config=CONFIG, tokens=lambda n: n,
                 record(at(Phase.FPROP, Role.OUTPUT), numbers(0, number), keep, place),
                 record(at(Phase.DGRAD, Role.GRAD_OUTPUT), backward, keep, place),
             ]
+            for slot, value in (losses(number, rank, dp) if losses else {}).items():
+                found.append(record(at(Phase.LOSS, Role.LOSS, "loss", slot), np.float32([value]), keep))
         records = [replace(one, seq=seq) for seq, (one, _) in enumerate(found)]
         kept = {seq: elements for seq, (_, elements) in enumerate(found) if elements is not None}
         writer.write_step(0, records, kept, microbatches=own)
@@ -145,3 +152,41 @@ def test_without_a_factor_of_gradients_the_forward_pass_alone_is_compared(config
     }
     assert {key.phase for key in found.unruled} == {Phase.DGRAD}
     assert set(found.unruled.values()) == {SPLIT_OTHERWISE}
+
+
+def own_report(number, rank, dp):
+    """Since 0.13: the report is of this rank's tokens."""
+    return {"": 100.0 + number, "lm loss.0": 100.0 + number, "lm loss.1": 64.0}
+
+
+def summed_report(number, rank, dp):
+    """Until 0.12: the loss is this rank's, the report that of all data-parallel ranks."""
+    first = number - rank
+    return {
+        "": 100.0 + number,
+        "lm loss.0": sum(100.0 + first + r for r in range(dp)),
+        "lm loss.1": 64.0 * dp,
+    }
+
+
+@pytest.mark.parametrize(("losses", "compared"), [(own_report, 12), (summed_report, 4)])
+def test_a_report_that_is_summed_over_ranks_is_no_microbatch_of_the_batch(losses, compared, tmp_path):
+    one, two = write(tmp_path / "one", dp=1, losses=losses), write(tmp_path / "two", dp=2, losses=losses)
+    for pair in ((one, two), (two, one)):
+        diagnosis = compare_runs(*pair)
+        assert diagnosis.first_divergence is None
+        assert (
+            sum(c.key.role is Role.LOSS and c.verdict is Verdict.IDENTICAL for c in diagnosis.comparisons)
+            == compared
+        )
+        said = [note for note in diagnosis.notes if "summed over data-parallel ranks" in note]
+        assert len(said) == (compared == 4)
+
+
+def test_a_loss_that_differs_is_found_beside_a_summed_report(tmp_path):
+    def wrong(number, rank, dp):
+        return {**summed_report(number, rank, dp), "": 100.0 + number + (number == 1)}
+
+    one = write(tmp_path / "one", dp=1, losses=summed_report)
+    first = compare_runs(one, write(tmp_path / "two", dp=2, losses=wrong)).first_divergence.key
+    assert (first.role, first.slot, first.microbatch) == (Role.LOSS, "", 1)
