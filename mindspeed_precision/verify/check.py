@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from mindspeed_precision.dump.object_store import local_directory
 from mindspeed_precision.dump.reader import Run, load_run
 from mindspeed_precision.dump.reported import reported_entries, reported_finding
 from mindspeed_precision.engines import Resources
@@ -25,7 +26,7 @@ def check_run(
     """Ask every invariant of one run.
 
     Args:
-        run: run directory, or a run that was loaded.
+        run: run directory or its URL, or a run that was loaded.
         resources: memory and workers; a directory that memory does not hold is checked in parts
             (``verify.cells``). None: 2 GiB, and this process alone.
         progress: is told how far a run is that is checked in parts.
@@ -37,14 +38,16 @@ def check_run(
         DumpError: the run cannot be read.
         PrecisionError: workers died again and again.
     """
-    limits = resources or Resources(jobs=1)
-    if isinstance(run, Run) or not needs_cells(Path(run), limits):
-        return _in_memory(run if isinstance(run, Run) else load_run(run))
-    reason = why_not(Path(run))
+    if isinstance(run, Run):
+        return _in_memory(run)
+    limits, path = resources or Resources(jobs=1), local_directory(run)
+    if not needs_cells(path, limits):
+        return _in_memory(load_run(path))
+    reason = why_not(path)
     if reason:
         told = f"the run was loaded whole, whatever --memory says: {reason}"
-        return _in_memory(load_run(run), told)
-    checked = check_in_cells(Path(run), limits, progress)
+        return _in_memory(load_run(path), told)
+    checked = check_in_cells(path, limits, progress)
     return _examination(checked.run, checked.findings, checked.outcomes, checked.told)
 
 

@@ -17,9 +17,12 @@ import pytest
 from mindspeed_precision import cli
 from mindspeed_precision.config import load_settings
 from mindspeed_precision.dump.object_store import CACHE, _Copy, is_url
+from mindspeed_precision.engines import Resources
 from mindspeed_precision.errors import ConfigError, DumpError
 from mindspeed_precision.loading import load_run
+from mindspeed_precision.testing.celled import smallest
 from mindspeed_precision.testing.fake_runs import FakeRun, write_fake_run
+from mindspeed_precision.verify.check import check_run
 
 fsspec = pytest.importorskip("fsspec", reason="fsspec reads URLs (pip install 'mindspeed-precision[remote]')")
 
@@ -85,6 +88,14 @@ def test_elements_are_copied_when_they_are_asked_for(memory, cache):
     assert not here
     elements(loaded)
     assert set(cache.rglob("*.safetensors"))
+
+
+def test_a_large_run_is_checked_in_parts(memory, run):
+    limit = Resources(memory=smallest(run), jobs=1)
+    here, there = check_run(run, resources=limit), check_run(memory, resources=limit)
+    (told,) = [note for note in there.notes if "checked in parts" in note]
+    assert told in here.notes
+    assert (there.findings, there.outcomes) == (here.findings, here.outcomes)
 
 
 def test_what_changed_is_copied_again_and_what_is_gone_goes(memory, run, cache):
