@@ -19,7 +19,8 @@ from tolerance_runs import LAYOUTS, Group, groups, train
 
 from mindspeed_precision.align import align
 from mindspeed_precision.compare import Calibration, calibrate, compare_pair, load_policy, make_context
-from mindspeed_precision.compare.calibration import FLOOR
+from mindspeed_precision.compare.calibration import FACTOR, FLOOR
+from mindspeed_precision.compare.policy import Limit
 from mindspeed_precision.compare.verdict import limits_for
 from mindspeed_precision.dump.reader import Run, load_run
 from mindspeed_precision.flow import compare_runs
@@ -42,7 +43,7 @@ class Sample:
         metric: its name.
         value: of the pair.
         reference: of the perturbed run.
-        factor: how many times the reference is allowed.
+        allowed: the calibrated bound.
         floor: below which a reference does not count.
         bound: of the policy; 0 for a metric that it does not use there.
     """
@@ -52,7 +53,7 @@ class Sample:
     metric: str
     value: float
     reference: float
-    factor: float
+    allowed: float
     floor: float
     bound: float
 
@@ -89,20 +90,22 @@ def samples(baseline: Run, candidate: Run, perturbed: list[Run], wanted: Wanted)
         noise = found.metrics.get("noise_elements") == pair.candidate.numel
         if rule is None or found.verdict not in (Verdict.WITHIN_TOLERANCE, Verdict.DIVERGED) or noise:
             continue
-        bounds = {limit.metric: limit.maximum for limit in limits_for(rule, found.metrics, pair, context)}
+        limits = {limit.metric: limit for limit in limits_for(rule, found.metrics, pair, context)}
         for metric, value in found.metrics.items():
             reference = calibration.reference(pair, metric)
             if reference is None:
                 continue
+            limit = limits.get(metric, Limit(metric=metric, maximum=0.0))
+            floor = _floor(pair.candidate.dtype, metric)
             yield Sample(
                 key=pair.key,
                 depth=context.depth.passed(pair.key),
                 metric=metric,
                 value=float(value),
                 reference=reference,
-                factor=(factor := calibration.factor(pair.key, metric)),
-                floor=_floor(pair.candidate.dtype, metric) / factor,
-                bound=bounds.get(metric, 0.0),
+                allowed=max(calibration.allowed(pair.key, limit, reference), floor),
+                floor=floor / FACTOR,
+                bound=limit.maximum,
             )
 
 

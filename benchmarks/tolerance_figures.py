@@ -105,11 +105,11 @@ def _panel(panel: Any, found: Iterable[Sample], place: Place) -> None:
         if where is not None and sample.value:
             at[where].append(sample)
     places = sorted(at)
-    closest = [max(at[p], key=lambda sample: sample.ratio / sample.factor) for p in places]
+    closest = [max(at[p], key=lambda sample: sample.value / sample.allowed) for p in places]
     lines = (
         [one.value for one in closest],
         [one.reference for one in closest],
-        [one.factor * max(one.reference, one.floor) for one in closest],
+        [one.allowed for one in closest],
         [one.bound for one in closest],
     )
     for (label, colour, style), values in zip(SERIES, lines, strict=True):

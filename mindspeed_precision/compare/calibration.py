@@ -26,7 +26,8 @@ FACTOR = 4.0
 """Largest error that is allowed, in units of the reference; the worst of healthy pairs is 2.2."""
 
 AFTER_UPDATES = 4.0
-"""How much more is allowed once an optimizer has updated what both runs began with; the worst is 1.9.
+"""How much more is allowed once an optimizer has updated what both runs began with, but no more than the
+policy allows; the worst is 1.9.
 
 An element whose gradient is nearly nothing is moved by as much as any other, in a direction that rounding
 decides: how many there are, and where, is luck that one perturbed run does not show."""
@@ -139,10 +140,17 @@ class Calibration:
             return None
         return max(*near, self.medians[key.phase, key.role, metric, key.step])
 
-    def factor(self, key: RecordKey, metric: str) -> float:
-        """Return how many times its reference a metric of a record may be."""
-        once = FACTOR_OF_CHANGES if metric in _CHANGES else FACTOR
-        return once * (AFTER_UPDATES if self.age_of(key.step) > 0 else 1.0)
+    def allowed(self, key: RecordKey, limit: Limit, reference: float) -> float:
+        """Return how large a metric of a record may be: so many times its reference.
+
+        Args:
+            key: of the record.
+            limit: the policy's bound on the metric, as it is for the record.
+            reference: what rounding alone gives it.
+        """
+        once = (FACTOR_OF_CHANGES if limit.metric in _CHANGES else FACTOR) * reference
+        updated = self.age_of(key.step) > 0
+        return max(once, min(AFTER_UPDATES * once, limit.maximum)) if updated else once
 
     def age_of(self, step: int) -> int:
         """Return how many steps ago both runs had one state: what rounding has grown over."""
@@ -168,7 +176,7 @@ class Calibration:
             return limit
         floor = FLOOR * UNIT_ROUNDOFF[pair.candidate.dtype] if limit.metric in _RELATIVE else 0.0
         clipped = FACTOR * self._of_clip_factor(pair.key) if limit.metric in _RELATIVE else 0.0
-        maximum = max(self.factor(pair.key, limit.metric) * reference + clipped, floor)
+        maximum = max(self.allowed(pair.key, limit, reference) + clipped, floor)
         if limit.metric in _UPDATES:
             maximum = max(maximum, LEAST_OF_UPDATE * limit.maximum)
             if not reference or maximum >= limit.maximum:
@@ -190,7 +198,7 @@ class Calibration:
         calibrated = by.pop("", 0)
         notes = [
             f"bounds of {calibrated} records that differ are calibrated: {FACTOR:g} times what one rounding "
-            f"of noise does, behind an update {FACTOR * AFTER_UPDATES:g} times ({said})"
+            f"of noise does, behind an update up to {FACTOR * AFTER_UPDATES:g} times ({said})"
         ]
         notes += [f"{count} records {reason}: bounds of the policy" for reason, count in by.most_common()]
         if exact:
@@ -212,7 +220,7 @@ class Calibration:
         if not isinstance(pair, Pair):
             return False
         found = self.reference(pair, "rel_frobenius")
-        return found is not None and self.factor(pair.key, "rel_frobenius") * found >= SATURATED
+        return found is not None and FACTOR * found >= SATURATED
 
 
 def calibrate(

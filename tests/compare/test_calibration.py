@@ -18,7 +18,7 @@ from mindspeed_precision.dump.reader import load_run
 from mindspeed_precision.errors import ConfigError
 from mindspeed_precision.flow import compare_runs
 from mindspeed_precision.record.elements import UNIT_ROUNDOFF
-from mindspeed_precision.records import Comparison, Level, Phase, Role, Verdict
+from mindspeed_precision.records import Comparison, Level, Phase, RecordKey, Role, Verdict
 from mindspeed_precision.report.console import render
 from mindspeed_precision.report.exit_status import exit_status
 from mindspeed_precision.report.verdict_json import verdict
@@ -182,7 +182,7 @@ def test_a_layer_without_neighbours_and_another_kind_are_not_covered(pairs):
 
 def test_updates_are_only_bounded_more_tightly(pairs):
     share = Limit(metric="update_share", maximum=0.02)
-    for size, maximum in ((0.001, FACTOR * 0.001), (0.1, 0.02)):
+    for size, maximum in ((1e-9, 0.02 / 8), (0.001, FACTOR * 0.001), (0.1, 0.02)):  # the first one was lucky
         compared = [
             Comparison(pair=pairs[0], verdict=Verdict.DIVERGED, metrics={"update_share": size}, reason="")
         ]
@@ -247,3 +247,15 @@ def measured_at(pair, key, size):
 def at_step(pair, step):
     one, two = (replace(side, key=replace(side.key, step=step)) for side in (pair.baseline, pair.candidate))
     return replace(pair, baseline=one, candidate=two)
+
+
+@pytest.mark.parametrize(
+    ("step", "policy", "allowed"),
+    [(0, 1.0, 4e-3), (1, 1.0, 16e-3), (7, 1.0, 16e-3), (1, 0.01, 0.01), (1, 1e-3, 4e-3)],
+)
+def test_behind_an_update_more_is_allowed_up_to_the_bound_of_the_policy(step, policy, allowed):
+    key = RecordKey(step=step, microbatch=0, phase=Phase.WGRAD, fqn=LINEAR, role=Role.WGRAD)
+    limit = Limit(metric="rel_frobenius", maximum=policy)
+    assert Calibration(runs=()).allowed(key, limit, 1e-3) == allowed
+    forced = Calibration(runs=(), start_of=lambda step: step)
+    assert forced.allowed(key, limit, 1e-3) == 4e-3  # each step begins with one state
