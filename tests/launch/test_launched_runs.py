@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,16 +12,11 @@ import pytest
 
 from mindspeed_precision import load_run
 from mindspeed_precision.testing.demo.arguments import demo_arguments
+from mindspeed_precision.testing.demo.launch import free_port
 
 ROOT = Path(__file__).parents[2]
 LAUNCH = ROOT / "launch"
 SCRIPT = ROOT / "mindspeed_precision" / "testing" / "demo" / "pretrain_gpt.py"
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
 
 
 def start(script, *words, python, **environment):
@@ -93,7 +87,7 @@ def test_mindspore_sh_runs_the_demo_script_through_msrun(mindspore_python, tmp_p
         NPROC="2",
         PYTHON=str(mindspore_python),
         PYTHONPATH=str(ROOT),
-        MASTER_PORT=free_port(),
+        MASTER_PORT=str(free_port()),
         MSRUN_LOG_DIR=str(tmp_path / "ranks"),
     )
     log = (

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -150,10 +152,16 @@ def run_twin(args: Sequence[str], *, python: Path, log: Path, timeout: float = 6
 
 
 def free_port() -> int:
-    """Return a port of this machine that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a port of this machine that nobody listens on.
+
+    It is none of those that a system gives to connections (from 32768 on Linux): one of them would be taken
+    by whoever connects next.
+    """
+    while True:
+        port = 16384 + secrets.randbelow(12288)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def _run(
