@@ -7,6 +7,7 @@ import io
 import json
 import math
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -251,7 +252,9 @@ def _validation(line: str) -> Iterator[tuple[Key, Score]]:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return abs(value) <= sys.float_info.max  # a whole number of JSON may have any size
+    return isinstance(value, float)
 
 
 def _positive(value: Any) -> float | None:

@@ -158,9 +158,9 @@ def _level(made: Translation, value: object, where: str) -> None:
         "L0": "capture.modules=true; with it dW at its GEMM, main_grad, reduction and optimizer are recorded",
         "mix": "capture.modules=true, whose operations have no counterpart; dW is recorded at its GEMM",
     }
-    if value in texts:
+    if isinstance(value, str) and value in texts:
         made.capture()["modules"] = True
-        made.became["level"] = texts[str(value)]
+        made.became["level"] = texts[value]
     elif value == "L1":
         made.without["level"] = "L1: operations are not recorded; modules and dW at its GEMM are"
     elif value in ("L2", "debug"):

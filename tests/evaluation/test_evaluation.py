@@ -107,6 +107,13 @@ def test_plain_json(tmp_path):
     assert found.left_out == ("by: str",)
 
 
+def test_a_number_that_no_float_holds_is_left_out(tmp_path):
+    (tmp_path / "a.json").write_text(json.dumps({"a": 10**400, "b": {"acc": 0.5, "n": 10**400}}))
+    found = read_results(tmp_path / "a.json")
+    assert list(found.scores) == [("b", "acc")]
+    assert found.left_out == ("a: int",)
+
+
 def test_a_table_of_subjects_with_the_number_of_questions_has_a_standard_error(tmp_path):
     """As MindSpeed-LLM's evaluation writes it: subject, question_n, acc."""
     (tmp_path / "a.csv").write_text("subject,question_n,acc\nlaw,101,0.5\ntotal,11,0.8\n")

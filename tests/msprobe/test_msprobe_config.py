@@ -100,6 +100,7 @@ def test_data_mode_drops_the_rest(tmp_path, mode, kept, dropped):
         ({"task": "statistics", "rank": ["a"]}, "not a list of numbers"),
         ({"task": "statistics", "step": [True]}, "not a list of numbers"),
         ({"task": "statistics", "level": "L9"}, "no such level"),
+        ({"task": "statistics", "level": ["L0"]}, "no such level"),
         ({"task": "statistics", "dump_path": 1}, "no directory"),
         ({"task": "statistics", "statistics": {"data_mode": ["sideways"]}}, "no such data_mode"),
         ({"task": "statistics", "statistics": {"list": "relu"}}, "not a list of names"),
