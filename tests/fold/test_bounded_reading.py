@@ -97,6 +97,7 @@ def test_what_holds_every_record_of_large_runs_says_so_before(
 
 
 def test_runs_behind_a_url_are_folded(runs, tmp_path, monkeypatch):
+    pytest.importorskip("fsspec", reason="fsspec reads URLs")
     monkeypatch.setenv("MSP_CACHE", str(tmp_path / "cache"))
     urls = [f"file://{run}" for run in runs]
     small = Resources(memory=smallest(*runs), jobs=1)
