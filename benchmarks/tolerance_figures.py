@@ -21,7 +21,7 @@ SERIES = (
     ("healthy pair (TP2 against TP1): the record closest to its bound", "tab:blue", "-"),
     ("one rounding of noise in the parameters", "tab:green", "-"),
     (
-        f"calibrated bound ({FACTOR:g} times that, behind an update {FACTOR * AFTER_UPDATES:g})",
+        f"calibrated bound ({FACTOR:g} times that, behind an update up to {FACTOR * AFTER_UPDATES:g})",
         "tab:green",
         "--",
     ),
