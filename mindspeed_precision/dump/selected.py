@@ -8,6 +8,7 @@ from pathlib import Path
 from mindspeed_precision.dump.collection import no_collection
 from mindspeed_precision.dump.format import (
     COMPLETE,
+    FINGERPRINT,
     INDEX,
     SCHEMA,
     Header,
@@ -66,6 +67,7 @@ def load_selected(directory: Path, kinds: frozenset[tuple[Phase, Role]]) -> Rank
         parameters=tuple(index.parameters),
         microbatches=index.microbatches,
         complete=complete,
+        fingerprint=index.fingerprint,
     )
 
 
@@ -76,6 +78,7 @@ class _Selection:
         self._path = path
         self._kinds = frozenset((phase.value.encode(), role.value.encode()) for phase, role in kinds)
         self._schema = SCHEMA
+        self.fingerprint = FINGERPRINT
         self._places: list[Place] = []
         self._pending: list[TensorRecord] = []
         self.coordinates: RankCoordinates | None = None
@@ -91,6 +94,7 @@ class _Selection:
         line = parse_line(text, where=where, schema=self._schema, places=self._places)
         if isinstance(line, Header):
             self.coordinates, self._schema = line.coordinates, line.schema
+            self.fingerprint = line.fingerprint
         elif isinstance(line, Parameters):
             self.parameters += line.parameters
         elif isinstance(line, PlaceDeclaration):

@@ -14,10 +14,11 @@ import pytest
 
 from mindspeed_precision.dump.format import READABLE
 from mindspeed_precision.dump.reader import load_run
+from mindspeed_precision.dump.selected import load_selected
 from mindspeed_precision.errors import DumpError
 from mindspeed_precision.flow import compare_runs
 from mindspeed_precision.record.elements import to_numbers
-from mindspeed_precision.records import Verdict
+from mindspeed_precision.records import Phase, Verdict
 from mindspeed_precision.report.examination import examination_text
 from mindspeed_precision.report.verdict_json import verdict
 from mindspeed_precision.verify.check import check_run
@@ -113,3 +114,14 @@ def test_files_that_programs_read_keep_their_keys(golden, made):
     recorded = json.loads(file.read_text())
     assert plain["schema"] == recorded["schema"]
     assert set(recorded["keys"]) <= set(found["keys"])
+
+
+@pytest.mark.parametrize("schema", SCHEMAS)
+def test_some_kinds_of_any_schema_are_read_as_the_whole_is(schema, golden):
+    for rank in load_run(golden(schema)).ranks.values():
+        kinds = frozenset((r.key.phase, r.key.role) for r in rank.records if r.key.phase is not Phase.FPROP)
+        found = load_selected(rank.directory, kinds)
+        wanted = tuple(r for r in rank.records if (r.key.phase, r.key.role) in kinds)
+        assert wanted
+        assert found.records == wanted
+        assert (found.fingerprint, found.parameters) == (rank.fingerprint, rank.parameters)
