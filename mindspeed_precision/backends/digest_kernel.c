@@ -444,7 +444,7 @@ static void take_pieces(struct job *job)
     s.wanted = of->wanted;
     begin_counting(&s.histogram, found.exponents);
     for (int64_t piece; (piece = claim(job)) < job->pieces;) take_piece(of, &s, piece);
-    end_counting(&s.histogram), end_lookups(&s.histogram);
+    end_counting(&s.histogram);
     pthread_mutex_lock(&job->merging); /* whole numbers: who is first does not matter */
     struct digest *out = of->out;
     out->ordered += found.ordered, out->unordered += found.unordered;
@@ -568,6 +568,6 @@ int msp_digest(const void *data, const struct tensor *tensor, int wanted, struct
     }
     walk(&s, data, kept, sizes, steps);
     if (s.filled) take_block(&s, s.pending, (int)(s.filled / width));
-    end_counting(&s.histogram), end_lookups(&s.histogram);
+    end_counting(&s.histogram);
     return 0;
 }

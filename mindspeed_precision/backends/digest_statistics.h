@@ -239,17 +239,6 @@ static void equal_bytes(const uint8_t *data, int n, int first, int last, uint64_
 }
 
 #if defined(LOOKUP)
-static inline void begin_lookups(struct histogram *h)
-{
-    h->low = BINS, h->high = 0;
-}
-
-static inline void end_lookups(struct histogram *h)
-{
-    for (int bin = h->low; bin <= h->high && bin < BINS; bin++) /* beyond, windows are empty or count small exponents */
-        for (int k = 0; k < VECTOR / 8; k++) h->bins[bin] += h->wide[bin][k];
-}
-
 /* Let the bins of a window be in use. */
 static inline void use_window(struct histogram *h, int first, int last)
 {
@@ -296,16 +285,6 @@ static void count_near(struct histogram *h, int n, int first, int last)
     }
 }
 #else
-static inline void begin_lookups(struct histogram *h)
-{
-    (void)h;
-}
-
-static inline void end_lookups(struct histogram *h)
-{
-    (void)h;
-}
-
 static void count_near(struct histogram *h, int n, int first, int last)
 {
     for (int bin = first; bin <= last; bin += 4) equal_bytes(h->exponent, n, bin, last, h->bins);
@@ -316,10 +295,12 @@ static void begin_counting(struct histogram *h, uint64_t *bins)
 {
     h->bins = bins, h->counted = 0;
     memset(h->counts, 0, sizeof h->counts);
-    begin_lookups(h);
+#if defined(LOOKUP)
+    h->low = BINS, h->high = 0;
+#endif
 }
 
-static void end_counting(struct histogram *h)
+static void add_counts(struct histogram *h)
 {
     if (!h->counted) return;
     for (int bin = 0; bin < BINS; bin++)
@@ -327,11 +308,20 @@ static void end_counting(struct histogram *h)
     h->counted = 0;
 }
 
+static void end_counting(struct histogram *h)
+{
+    add_counts(h);
+#if defined(LOOKUP)
+    for (int bin = h->low; bin <= h->high && bin < BINS; bin++) /* beyond, windows are empty or count small exponents */
+        for (int k = 0; k < VECTOR / 8; k++) h->bins[bin] += h->wide[bin][k];
+#endif
+}
+
 /* Count `n` exponents, a multiple of CHUNK; those of a block lie close together, and comparing is then faster. */
 static void count_exponents(struct histogram *h, const struct scan *found, int n)
 {
     if (found->last && found->last - found->first > FEW_BINS) {
-        if (h->counted > INT32_MAX) end_counting(h);
+        if (h->counted > INT32_MAX) add_counts(h);
         h->counted += n;
         for (int i = 0; i < n; i += 4)
             for (int k = 0; k < 4; k++) h->counts[k][h->exponent[i + k]]++;
