@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import sys
 import time
 import traceback
@@ -26,6 +25,7 @@ cpu.install()
 from msprobe.pytorch import PrecisionDebugger  # noqa: E402
 
 from mindspeed_precision.patching.session import PatchSession  # noqa: E402
+from mindspeed_precision.testing.demo.launch import free_port  # noqa: E402
 from mindspeed_precision.testing.trainer import CpuTrainer, TrainerSettings  # noqa: E402
 from silentbench.case import Training  # noqa: E402
 from silentbench.trainings import known  # noqa: E402
@@ -68,9 +68,7 @@ def forked(training: Training, out: Path, summary: str) -> bool:
     """Train in as many processes as the training has ranks; tell whether all ended well."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(mode=0o750, parents=True)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     children = [_child(training, out, summary, rank, port) for rank in range(training.world)]
     until, ended = time.monotonic() + SECONDS, {}
     while len(ended) < len(children) and time.monotonic() < until:
