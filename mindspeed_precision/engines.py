@@ -8,19 +8,19 @@ and its tasks are done again.
 from __future__ import annotations
 
 import importlib.util
-import multiprocessing
 import os
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 
 from mindspeed_precision.errors import ConfigError, PrecisionError
+from mindspeed_precision.worker_processes import ProcessDiedError, WorkerProcesses
 
 Task = TypeVar("Task")
 Outcome = TypeVar("Outcome")
@@ -33,7 +33,7 @@ _AHEAD = 4
 """Tasks under way for each worker."""
 
 _DEATHS = 3
-"""So many times workers may die before it is taken for a fault of the task."""
+"""So many processes may die at a task before it is taken for a fault of the task."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,32 +83,21 @@ def outcomes(
 def _by_processes(
     function: Callable[[Task], Outcome], tasks: Sequence[Task], workers: int
 ) -> Iterator[Outcome]:
-    done = deaths = 0
-    while done < len(tasks):
-        before = done
-        for outcome in _until_death(function, tasks[done:], workers):
-            yield outcome
-            done += 1
-        deaths = deaths + 1 if done == before else 1
-        if done < len(tasks) and deaths > _DEATHS:
-            raise _dead(tasks[done])
-
-
-def _until_death(
-    function: Callable[[Task], Outcome], tasks: Sequence[Task], workers: int
-) -> Iterator[Outcome]:
-    """Yield the outcomes of the first tasks: of all, unless a worker dies."""
-    with suppress(BrokenProcessPool), _pool(min(workers, len(tasks))) as pool:
-        yield from _in_order((pool.submit(function, task) for task in tasks), workers)
-
-
-@contextmanager
-def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
-    pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
+    workers = min(workers, len(tasks))
+    threads = ThreadPoolExecutor(workers)  # one waits for each process
     try:
-        yield pool
+        with WorkerProcesses(workers) as processes:
+            ask = partial(_until_done, processes, function)
+            yield from _in_order((threads.submit(ask, task) for task in tasks), workers)
     finally:
-        pool.shutdown(cancel_futures=True)
+        threads.shutdown(cancel_futures=True)
+
+
+def _until_done(processes: WorkerProcesses, function: Callable[[Task], Outcome], task: Task) -> Outcome:
+    for _ in range(_DEATHS):
+        with suppress(ProcessDiedError):
+            return processes.do(function, task)
+    raise _dead(task)
 
 
 def _in_order(submitted: Iterator[Future[Outcome]], workers: int) -> Iterator[Outcome]:
