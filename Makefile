@@ -119,10 +119,10 @@ lint: $(VENV)/.dev ## ruff and mypy
 	$(BIN)/mypy
 
 fast: $(VENV)/.dev $(MCORE_TREES) ## tests that take seconds
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --max-worker-restart 0 $(ARGS)
 
 matrix: $(VENV)/.dev $(MCORE_TREES) $(MSPROBE)/.ready ## tests that take minutes
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m 'matrix and not long' $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --max-worker-restart 0 -m 'matrix and not long' $(ARGS)
 
 # Beside each other, since each is one process; each one's log is whole.
 mindspore: $(MINDSPORE)/.ready $(NATIVE)/.ready ## tests that need MindSpore, in two environments of its own
@@ -147,7 +147,7 @@ mindspeed: $(VENV)/.dev $(MINDSPEED_NEEDS)/.ready ## tests behind real MindSpeed
 	PYTHONPATH="$(CURDIR)/$(MINDSPEED_NEEDS)$${PYTHONPATH:+:$$PYTHONPATH}" $(BIN)/python -m pytest -m long tests/upstream $(ARGS)
 
 long: $(VENV)/.dev $(MCORE_TREES) ## tests that take longer still: each piece of the CPU layer by ablation, more versions
-	$(BIN)/python -m pytest -n $(JOBS) -m long $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --max-worker-restart 0 -m long $(ARGS)
 
 object-store: $(VENV)/.dev $(OBJECT_STORE_NEEDS)/.ready ## runs behind URLs, also s3:// with a real server of that protocol on this machine
 	PYTHONPATH="$(CURDIR)/$(OBJECT_STORE_NEEDS)$${PYTHONPATH:+:$$PYTHONPATH}" $(BIN)/python -m pytest -m '' tests/dump/test_object_store.py tests/dump/test_object_store_s3.py $(ARGS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -181,6 +182,7 @@ def test_a_fork_neither_writes_nor_waits(tmp_path, writer, gate):
     write(writer, 0)
     child = os.fork()
     if not child:  # a worker of a data loader, say: the thread is not there, and its locks may be held
+        signal.alarm(30)
         writer._jobs.finish()
         try:
             write(writer, 1)

@@ -59,7 +59,7 @@ def write(directory: Path, rank: int, world: int, steps: int, touched: list[tupl
 
 def one_rank(directory: Path, rank: int, barrier: Barrier, failed: Any) -> None:
     touched: list[tuple[str, str]] = []
-    barrier.wait()
+    barrier.wait(100)
     write(directory, rank, RANKS, STEPS, touched)
     own = str(directory / f"rank{rank:05d}")
     foreign = [(event, path) for event, path in touched if not path.startswith(own)]
@@ -70,9 +70,11 @@ def one_rank(directory: Path, rank: int, barrier: Barrier, failed: Any) -> None:
 def test_sixteen_processes_that_write_at_once_touch_their_own_directories_alone(tmp_path):
     run = tmp_path / "run"
     create_run(run, {"parallel": {"world_size": RANKS}})
-    context = multiprocessing.get_context("spawn" if "torch" in sys.modules else "fork")
+    context = multiprocessing.get_context("forkserver")  # this process has threads
+    context.set_forkserver_preload([RankWriter.__module__])
     barrier, failed = context.Barrier(RANKS), context.SimpleQueue()
-    processes = [context.Process(target=one_rank, args=(run, rank, barrier, failed)) for rank in range(RANKS)]
+    ranks = [(run, rank, barrier, failed) for rank in range(RANKS)]
+    processes = [context.Process(target=one_rank, args=rank, daemon=True) for rank in ranks]
     for process in processes:
         process.start()
     for process in processes:
