@@ -18,6 +18,7 @@ from mindspeed_precision.errors import ConfigError
 from mindspeed_precision.foreign_yaml import load_yaml
 from mindspeed_precision.records import Level, Phase, RecordKey, Role, Side
 from mindspeed_precision.repeats import FirstRun, read_first_runs
+from mindspeed_precision.shipped import read_shipped
 
 DROP = "drop"
 
@@ -306,7 +307,7 @@ class _Schema:
 
 
 def read_document(path: Path, schema: type, *, kind: str, remedy: str) -> dict[str, Any]:
-    """Read a YAML file into plain data, checked against a schema.
+    """Read a YAML file into plain data, checked against a schema: for one of the package, by tests.
 
     Args:
         path: of the file, which is there.
@@ -317,6 +318,13 @@ def read_document(path: Path, schema: type, *, kind: str, remedy: str) -> dict[s
     Raises:
         ConfigError: it is no YAML, has unknown keys or values of another type, or is of another version.
     """
+    if path.is_relative_to(data_directory("configs")):
+        return read_shipped(path, schema)
+    return read_foreign(path, schema, kind=kind, remedy=remedy)
+
+
+def read_foreign(path: Path, schema: type, *, kind: str, remedy: str) -> dict[str, Any]:
+    """Do what ``read_document`` does, wherever the file is."""
     try:
         merged = OmegaConf.merge(OmegaConf.structured(schema), load_yaml(path))
         plain = OmegaConf.to_container(merged, resolve=True)
