@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import lru_cache
-from itertools import islice
+from itertools import islice, repeat
 from typing import Any
 
 import numpy as np
@@ -67,14 +67,23 @@ def detail(comparison: Comparison, row: int, col: int) -> list[Any]:
     """
     pair = comparison.pair
     if isinstance(pair, Pair):
-        sides = [side_of(pair.baseline, pair, Side.BASELINE), side_of(pair.candidate, pair, Side.CANDIDATE)]
-        if sides[0] == sides[1]:
-            sides[1] = 0  # the same in every respect
+        sides = [side_of(pair.baseline, pair, Side.BASELINE), 0]  # 0: the same in every respect
+        if not _same(pair):
+            sides[1] = side_of(pair.candidate, pair, Side.CANDIDATE)
     else:
         mine = side_of(pair.record, None, pair.side)
         sides = [mine, None] if pair.side is Side.BASELINE else [None, mine]
     metrics = {name: _short(value) for name, value in comparison.metrics.items() if name != "bitwise"}
     return [row, col, comparison.key.step, _said(comparison.reason), metrics, *sides]
+
+
+def _same(pair: Pair) -> bool:
+    one, other = (
+        (record.shape, record.dtype, record.layout, record.digest, record.note, record.payload is None)
+        for record in (pair.baseline, pair.candidate)
+    )
+    held_by = [list(pair.held_by.get(side, ())) for side in Side]
+    return one == other and held_by[0] == held_by[1]
 
 
 def side_of(record: TensorRecord, pair: Pair | None, side: Side) -> Any:
@@ -108,9 +117,9 @@ def _histogram(statistics: Statistics | None) -> list[int] | None:
     """Return the first bin that is not empty, and the counts from there to the last one."""
     if statistics is None or not statistics.exponents:
         return None
-    bins = {int(key): int(count) for key, count in statistics.exponents.items()}
+    bins = statistics.exponents
     first, last = min(bins), max(bins)
-    return [first, *(bins.get(number, 0) for number in range(first, last + 1))]
+    return [first, *map(bins.get, range(first, last + 1), repeat(0))]
 
 
 def _short(value: float | int | bool) -> float | int | bool | str:
