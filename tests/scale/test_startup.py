@@ -52,15 +52,18 @@ def test_collectives_and_files_are_as_many_for_4096_ranks_as_for_8(megatron):
 def stats(run, restart, monkeypatch):
     """Return how often the file system is asked about a path in the run while an attempt begins."""
     asked = []
-    stat = os.stat
 
-    def counted(path, *args, **kwargs):
-        if str(path).startswith(str(run)):
-            asked.append(str(path))
-        return stat(path, *args, **kwargs)
+    def counting(stat):
+        def counted(path, *args, **kwargs):
+            if str(path).startswith(str(run)):
+                asked.append(str(path))
+            return stat(path, *args, **kwargs)
+
+        return counted
 
     with monkeypatch.context() as patching:
-        patching.setattr("os.stat", counted)
+        for holder in (os, Path):  # Python 3.10's paths have an os.stat of their own
+            patching.setattr(holder, "stat", counting(holder.stat))
         begin_attempt(run, restart)
     return len(asked)
 
