@@ -11,17 +11,13 @@ there is no compiler, are measured by the smaller tensor alone.
 from __future__ import annotations
 
 import ctypes
-import os
-import platform
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import torch
+from plain_read import plain_read
 
 from mindspeed_precision.backends import digest_kernel as kernels
 from mindspeed_precision.backends.digest_geometry import Geometry, Reading, reading_of
@@ -37,16 +33,6 @@ DTYPES = {
     "float8_e4m3fn": torch.float8_e4m3fn,
 }
 LEVELS = {"fingerprint": (False, False), "statistics": (True, False), "sketch": (True, True)}
-
-
-def _plain_read(directory: str) -> Callable[[int, int], object]:
-    """Compile the plain read and return it: address and number of words."""
-    source, library = Path(__file__).with_name("plain_read.c"), Path(directory) / "plain_read.so"
-    flags = (*kernels.BASE_FLAGS, "-march=native") if platform.machine() == "x86_64" else kernels.BASE_FLAGS
-    subprocess.run([os.environ.get("CC", "cc"), *flags, source, "-o", library], check=True)
-    found = ctypes.CDLL(str(library)).plain_read
-    found.argtypes, found.restype = [ctypes.c_void_p, ctypes.c_size_t], ctypes.c_uint64
-    return found  # type: ignore[no-any-return]
 
 
 def _reading(name: str, dtype: torch.dtype) -> Reading:
@@ -101,8 +87,7 @@ def main() -> None:
     if kernel is None:
         return
     output = (ctypes.c_uint64 * WORDS_WITH_SKETCH)()
-    with tempfile.TemporaryDirectory() as directory:
-        plain = _plain_read(directory)
+    with plain_read() as plain:
         for size in (LARGE, SMALL):
             for name, dtype in DTYPES.items():
                 tensor = torch.randn(size // dtype.itemsize).to(dtype)

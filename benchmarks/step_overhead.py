@@ -32,6 +32,8 @@ OURS: dict[str, tuple[str, ...]] = {
     "tensor, no queue": ("capture.level=tensor", "write_queue_mib=0"),
     "statistics, no queue": ("write_queue_mib=0",),
 }
+READING = "reading alone"
+"""Each byte that is recorded is read, and nothing is made of it: what no recorder of them can be below."""
 MSPROBE: dict[str, tuple[str, str, str]] = {
     "msprobe L0 statistics": ("L0", "statistics", "statistics"),
     "msprobe L0 md5": ("L0", "statistics", "md5"),
@@ -51,7 +53,7 @@ ONCE = (
 )
 """What takes long and costs so much that one process tells: not measured again in later rounds."""
 
-VARIANTS = (OFF, *OURS, *MSPROBE)
+VARIANTS = (OFF, READING, *OURS, *MSPROBE)
 VARIANT = Path(__file__).with_name("variant.py")
 MIB = 2**20
 BYTES = 256
@@ -87,7 +89,7 @@ class Cost:
 
 def measure(name: str, options: argparse.Namespace, out: Path) -> Cost | str:
     """Return what a variant cost, or why it could not be measured."""
-    tool = "none" if name == OFF else "ours" if name in OURS else "msprobe"
+    tool = {OFF: "none", READING: "reading"}.get(name, "ours" if name in OURS else "msprobe")
     python = options.msprobe if tool == "msprobe" else sys.executable
     command = [python, "-W", "ignore", str(VARIANT), "--model", json.dumps(model_of(options))]
     command += ["--out", str(out), "--steps", str(options.steps), "--tool", tool]

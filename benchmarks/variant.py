@@ -17,7 +17,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,15 @@ def our_steps(trainer: Any, out: Path, overrides: list[str]) -> Iterator[Step]:
             trainer.forward_step = plain
 
 
+def _without_digests(wanted: bool) -> AbstractContextManager[None]:
+    """Read what is recorded instead of digesting it: what a recorder costs at least."""
+    if not wanted:
+        return nullcontext()
+    from plain_read import reading_only
+
+    return reading_only()
+
+
 def _reset_peak() -> None:
     """Let the kernel forget the peak of resident memory (Linux; elsewhere peaks only grow)."""
     with suppress(OSError):
@@ -119,7 +128,7 @@ def main() -> None:
     parser.add_argument("--model", required=True, help="JSON: TrainerSettings")
     parser.add_argument("--out", required=True, type=Path)
     parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--tool", choices=["none", "ours", "msprobe"], required=True)
+    parser.add_argument("--tool", choices=["none", "ours", "reading", "msprobe"], required=True)
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("settings", nargs="*", help="ours: overrides; msprobe: level, task, summary")
     options = parser.parse_args()
@@ -142,7 +151,7 @@ def main() -> None:
                 if debugger is None
                 else msprobe_steps(trainer, debugger)
             )
-            with around as step:
+            with around as step, _without_digests(options.tool == "reading"):
                 if options.profile:
                     sys.stdout.write(_profile(step, options.steps))
                     return
