@@ -9,7 +9,7 @@
 #include <immintrin.h>
 #endif
 
-enum { WORDS = 1024, BLOCK_BYTES = 4 * WORDS, AHEAD = 4096, GROUP = 16, SHIFT16 = 5 };
+enum { WORDS = 1024, BLOCK_BYTES = 4 * WORDS, AHEAD = 2048, GROUP = 16, SHIFT16 = 5 };
 enum { NO_ELEMENTS = 0 }; /* a width: the unordered sum is not wanted */
 
 static const uint64_t WORD_SEED = 0x9E3779B97F4A7C15u, BLOCK_SEED = 0x8CB92BA72F3D8DD7u, SECOND = 0xD1B54A32D192ED03u;
