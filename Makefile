@@ -1,7 +1,7 @@
 # make demo    set up and watch two real training runs diverge, be explained, and agree again; CASE=config … for others
 # make demo-mindspore    the same with MindSpore as the second backend
 # make test    set up, lint, type-check, run every test
-# The rest: lint chromium fast matrix mindspore mindspeed long full-disk kill-matrix fuzz layouts bench memory framework-free oldest newest compat-quick compat wheels clean. `make help` lists them.
+# The rest: lint chromium fast minutes mindspore mindspeed long full-disk kill-matrix fuzz layouts bench memory framework-free oldest newest compat-quick compat wheels matrix clean. `make help` lists them.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -84,7 +84,7 @@ export MSP_MINDSPORE_NATIVE_PYTHON ?= $(CURDIR)/$(NATIVE)/bin/python
 # Where the tests of report.html find a browser; empty: none is here.
 CHROMIUM = $(firstword $(MSP_CHROMIUM) $(foreach name,chromium chromium-browser google-chrome google-chrome-stable,$(shell command -v $(name))))
 
-.PHONY: help demo demo-mindspore test chromium lint fast matrix mindspore mindspeed long layouts object-store inprocess-restart bench memory bench-scale bench-startup calibration tolerance-figures silentbench silentbench-msprobe silentbench-healthy framework-free oldest newest compat-quick compat wheels package sbom clean
+.PHONY: help demo demo-mindspore test chromium lint fast minutes matrix mindspore mindspeed long layouts object-store inprocess-restart bench memory bench-scale bench-startup calibration tolerance-figures silentbench silentbench-msprobe silentbench-healthy framework-free oldest newest compat-quick compat wheels package sbom clean
 
 help:
 	@sed -n 's/^# make/make/p; s/^\([a-z-]*\):.*## /make \1\t/p' Makefile | expand -t 21
@@ -99,7 +99,7 @@ demo-mindspore: $(VENV)/.demo $(MINDSPORE)/.ready $(NATIVE)/.ready $(MCORE)/$(DE
 	PYTHONPATH="$(MSP_MCORE)/$(DEMO_MINDSPORE_MCORE)$${PYTHONPATH:+:$$PYTHONPATH}" $(BIN)/mindspeed-precision demo mindspore $(ARGS)
 
 # MindSpore first: what it installs, the others use.
-test: lint package compat-quick chromium mindspore fast matrix
+test: lint package compat-quick chromium mindspore fast minutes
 
 # No error where it cannot be installed: the tests that need it are skipped and say why.
 chromium: ## a headless Chromium for the tests of report.html, by apt where that is possible
@@ -121,7 +121,7 @@ lint: $(VENV)/.dev ## ruff and mypy
 fast: $(VENV)/.dev $(MCORE_TREES) ## tests that take seconds
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --max-worker-restart 0 $(ARGS)
 
-matrix: $(VENV)/.dev $(MCORE_TREES) $(MSPROBE)/.ready ## tests that take minutes
+minutes: $(VENV)/.dev $(MCORE_TREES) $(MSPROBE)/.ready ## tests that take minutes
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --max-worker-restart 0 -m 'matrix and not long' $(ARGS)
 
 # Beside each other, since each is one process; each one's log is whole.
@@ -238,7 +238,7 @@ compat-quick: ## a part of the next two, in a minute, beside each other; a Pytho
 	cat "$$logs/newest"
 	exit $$status
 
-# PYTHONS names others, by path where they are not on PATH. (`make matrix` are tests that take minutes.)
+# PYTHONS names others, by path where they are not on PATH.
 PYTHONS ?= $(foreach version,3.10 3.11 3.12 3.13,$(call found,$(version)))
 compat: ## the same on every Python from 3.10 to 3.13, with the oldest and the newest libraries, wheel and editable (eight times; an hour)
 	@declare -A oldest=([3.10]="$(OLDEST_3.10)" [3.11]="$(OLDEST_3.11)" [3.12]="$(OLDEST_3.12)" [3.13]="$(OLDEST_3.13)")
@@ -266,6 +266,9 @@ compat: ## the same on every Python from 3.10 to 3.13, with the oldest and the n
 	  done
 	done
 	if [[ -n $$failed ]]; then echo "make: failed:$$failed" >&2; exit 1; fi
+
+# `make test` has the cheap half: compat-quick, package and minutes.
+matrix: compat wheels package minutes ## what works with what: Pythons and libraries, wheel and editable, aarch64, layouts, versions of megatron-core (an hour and a half)
 
 wheels: $(VENV)/.dev ## pip resolves wheels for aarch64 of every hard dependency (asks the package index)
 	@$(BIN)/python -m pytest -m long tests/repository/test_wheels.py $(ARGS)
