@@ -282,24 +282,38 @@ def test_terms_of_a_sum_are_added(kept, tmp_path):
         assert judged.metrics["bitwise"] or (measured < 1e-6) == (name == "right")
 
 
+def compared_reduction(directory, terms, factor=1.0, *, keep=False):
+    """Compare a gradient that is a sum over two tensor-parallel ranks, times a factor, with that of one."""
+    kind = (Phase.ACCUMULATE, Role.MAIN_GRAD)
+    (alone,) = ranks_of()
+    alone.add(NORM, kind, sum(terms), keep=keep).add(NORM, REDUCED, sum(terms), keep=keep)
+    one = write(directory / "one", [alone])
+    ranks = ranks_of(tp=2, **{NORM: Placement(shape=(5,), partial=TENSOR_GROUP)})
+    for rank, term in zip(ranks, terms, strict=True):
+        rank.add(NORM, kind, term, keep=keep)
+        rank.add(NORM, REDUCED, sum(terms) * np.float32(factor), keep=keep)
+    diagnosis = compare_runs(one.path, write(directory / "two", ranks).path, replay=False)
+    (judged,) = [c for c in diagnosis.comparisons if c.key.phase is Phase.REDUCE]
+    return judged
+
+
 @pytest.mark.parametrize("kept", ["elements", "sketch"])
 @pytest.mark.parametrize("factor", [1.0, 1.0003])
 def test_the_factor_of_a_reduction_over_terms_is_known(kept, factor, tmp_path):
     """A norm under sequence parallelism: its terms have no norm in common, their sketches add up."""
-    kind = (Phase.ACCUMULATE, Role.MAIN_GRAD)
     terms = [tensor(NORM, REDUCED, seed=seed) for seed in (1, 2)]
-    kept = {"keep": kept == "elements"}
-    (alone,) = ranks_of()
-    alone.add(NORM, kind, sum(terms), **kept).add(NORM, REDUCED, sum(terms), **kept)
-    one = write(tmp_path / "one", [alone])
-    ranks = ranks_of(tp=2, **{NORM: Placement(shape=(5,), partial=TENSOR_GROUP)})
-    for rank, term in zip(ranks, terms, strict=True):
-        rank.add(NORM, kind, term, **kept)
-        rank.add(NORM, REDUCED, sum(terms) * np.float32(factor), **kept)
-    diagnosis = compare_runs(one.path, write(tmp_path / "two", ranks).path, replay=False)
-    (judged,) = [c for c in diagnosis.comparisons if c.key.phase is Phase.REDUCE]
+    judged = compared_reduction(tmp_path, terms, factor, keep=kept == "elements")
     assert judged.metrics["bitwise"] or judged.metrics["gain_change"] == pytest.approx(factor - 1, rel=1e-3)
     assert (judged.verdict is Verdict.DIVERGED) == (factor != 1)
+
+
+def test_a_sketch_tells_no_factor_where_something_overflowed(tmp_path):
+    """It has the other rank's term of that element, and not the sum."""
+    terms = [tensor(NORM, REDUCED, seed=seed) for seed in (1, 2)]
+    terms[0][0] = np.inf
+    judged = compared_reduction(tmp_path, terms, 1 + 2.0**-22)
+    assert "gain_change" not in judged.metrics
+    assert judged.verdict is Verdict.WITHIN_TOLERANCE
 
 
 def test_equal_data_parallel_sizes_are_compared_lane_by_lane(tmp_path):
