@@ -282,6 +282,22 @@ def test_terms_of_a_sum_are_added(kept, tmp_path):
         assert judged.metrics["bitwise"] or (measured < 1e-6) == (name == "right")
 
 
+def test_sketches_of_terms_of_which_one_overflowed_are_not_added(tmp_path):
+    """The other term of that element would be left in the sum, and be a divergence of healthy fp16 runs."""
+    kind = (Phase.WGRAD, Role.WGRAD)
+    terms = [tensor(NORM, kind, seed=seed) for seed in (1, 2)]
+    terms[0][0] = np.inf
+    one = write(tmp_path / "one", [r.add(NORM, kind, sum(terms), keep=False) for r in ranks_of()])
+    ranks = ranks_of(tp=2, **{NORM: Placement(shape=(5,), partial=TENSOR_GROUP)})
+    for rank, term in zip(ranks, terms, strict=True):
+        rank.add(NORM, kind, term, keep=False)
+    found = align(one, write(tmp_path / "two", ranks))
+    assert not found.pairs
+    assert set(found.unruled.values()) == {
+        f"a sum over {TENSOR_GROUP}: sketches leave out what is not finite (capture.level=tensor)"
+    }
+
+
 def compared_reduction(directory, terms, factor=1.0, *, keep=False):
     """Compare a gradient that is a sum over two tensor-parallel ranks, times a factor, with that of one."""
     kind = (Phase.ACCUMULATE, Role.MAIN_GRAD)
