@@ -67,11 +67,13 @@ class Gains:
         if (pair.key.phase, pair.key.role) != (Phase.REDUCE, Role.REDUCED_GRAD):
             return None
         before = self._last.get(_place(pair))
-        if before is None:
-            return self._summed(pair)
-        one = _ratio(pair.baseline, before.baseline)
-        two = _ratio(pair.candidate, before.candidate)
-        return Gain(change=two / one - 1, error=0.0) if one and two else None
+        if before is not None:
+            one = _ratio(pair.baseline, before.baseline)
+            two = _ratio(pair.candidate, before.candidate)
+            if one and two:
+                return Gain(change=two / one - 1, error=0.0)
+        # also of what canonical ranks have added up: of a sum over ranks no norm is known
+        return self._summed(pair)
 
     def _summed(self, pair: Pair) -> Gain | None:
         """Return the change of the factor of a sum over ranks.

@@ -60,7 +60,7 @@ class Reductions:
             reduced: it, whole.
         """
         sketch = reduced.digest.sketch
-        if not self._usable or sketch is None or reduced.dtype not in _EXACT:
+        if not self._usable or sketch is None or not _exact(reduced):
             return None
         if self._sums is None:
             self._sums = _sums(self._run)
@@ -79,6 +79,12 @@ class Reductions:
         return Factor(value=value, error=error) if error <= _WORST * abs(value) else None
 
 
+def _exact(record: TensorRecord) -> bool:
+    """Tell whether a sketch has all elements, next to unrounded: it leaves out what is not finite."""
+    known = record.digest.statistics
+    return record.dtype in _EXACT and not (known and known.nans + known.infs)
+
+
 class _Sum:
     """A sum of sketches, with the norm of the rounding in it."""
 
@@ -89,7 +95,7 @@ class _Sum:
 
     def add(self, record: TensorRecord) -> None:
         sketch = record.digest.sketch
-        if sketch is None or record.dtype not in _EXACT:
+        if sketch is None or not _exact(record):
             self.complete = False
             return
         values = unpack(sketch)

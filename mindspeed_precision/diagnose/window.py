@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
+from mindspeed_precision.compare.routes import REROUTED
 from mindspeed_precision.diagnose.facts import Facts
 from mindspeed_precision.records import (
     INIT_STEP,
@@ -63,7 +64,8 @@ def divergent_window(facts: Facts, findings: Sequence[Finding]) -> list[Place]:
     Of each origin, on its first rank: for dW the GEMM, both operands and the result; for an accumulation
     main_grad before and after it, and dW as it arrived; for a gradient that flows back, the gradients of the
     module and of those beside it; for anything else the records of the module, or of the parameter, in that
-    phase. With it what the record consumed: inputs, and the parameters that the step began with.
+    phase. With it what the record consumed: inputs, and the parameters that the step began with. And what
+    tells whether a token was sent to another expert by rounding, which would explain what lies behind.
     """
     first = facts.origins[0] if facts.origins else None
     if first is None or first.key.step == INIT_STEP:
@@ -77,6 +79,7 @@ def divergent_window(facts: Facts, findings: Sequence[Finding]) -> list[Place]:
         microbatch = None if key.microbatch == NO_MICROBATCH else key.microbatch
         places.update(dict.fromkeys(_operation(key, microbatch, ranks)))
         places.update(dict.fromkeys(_consumed(facts, origin, list(places))))
+    places.update(dict.fromkeys(_routes(facts, first.key.step)))
     return _joined(places)
 
 
@@ -143,6 +146,25 @@ def _consumed(facts: Facts, origin: Origin, places: Sequence[Place]) -> Iterator
             role=key.role.value,
             microbatch=None if key.microbatch == NO_MICROBATCH else key.microbatch,
             ranks=ranks,
+        )
+
+
+def _routes(facts: Facts, step: int) -> Iterator[Place]:
+    """Yield what judges routes that differ, where no elements were kept, and what their tokens became."""
+    nodes = (node for node in facts.graph.all.nodes if node.key.step == step)
+    unjudged = [n for n in nodes if n.comparison.excused and n.comparison.metrics.get(REROUTED) == 0]
+    begun = step - 1 if step - 1 in facts.alignment.steps else INIT_STEP
+    phase = Phase.INIT if begun == INIT_STEP else Phase.OPTIMIZER
+    for node in unjudged[:_MOST]:
+        router, ranks = node.key.fqn, _holders(node.comparison)
+        experts = router.rpartition(".")[0]
+        layer = experts.rpartition(".")[0]
+        for fqn, role in ((router, "*"), (experts, Role.OUTPUT.value), (layer, Role.OUTPUT.value)):
+            yield Place(
+                step=step, phase=Phase.FPROP, fqn=fqn, role=role, microbatch=node.key.microbatch, ranks=ranks
+            )
+        yield Place(
+            step=begun, phase=phase, fqn=f"{router}.*", role=Role.PARAM.value, microbatch=None, ranks=ranks
         )
 
 

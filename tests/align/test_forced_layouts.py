@@ -14,6 +14,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.megatron, pytest.mark.matrix]
 
 MODEL = {"hidden": 64, "kv_groups": 2}
 GATED = {**MODEL, "swiglu": True, "rmsnorm": True, "untie": True}
+MIXTURE = {**GATED, "experts": 4}
 TARGET = "decoder.layers.1.mlp.linear_fc1.weight"
 QUIET = ("capture.level=tensor", "capture.modules=false", "capture.collectives=false")
 THIN = ("capture.modules=false", "capture.collectives=false")
@@ -118,9 +119,12 @@ LAYOUTS = {
     "PP2, interleaved": (2, {"pp": 2, "vpp": 2, "layers": 4, **MODEL}, {}),
     "DP2, distributed": (2, {"distributed_optimizer": True, **MODEL}, {"microbatches": 4}),
     "DP2, bf16": (2, {"distributed_optimizer": True, "dtype": "bf16", **MODEL}, {"microbatches": 4}),
+    "CP2": (2, {"cp": 2, **MODEL}, {}),
+    "EP2, distributed": (2, {"ep": 2, "distributed_optimizer": True, **MIXTURE}, {"microbatches": 4}),
+    "TP2 EP2, experts whole": (2, {"tp": 2, "sequence_parallel": True, "ep": 2, "etp": 1, **MIXTURE}, {}),
     "TP2 PP2, bf16": (4, {"tp": 2, "pp": 2, "sequence_parallel": True, "dtype": "bf16", **GATED}, {}),
 }
-SPLITS = ("tp", "pp", "vpp", "sequence_parallel", "distributed_optimizer")
+SPLITS = ("tp", "pp", "vpp", "cp", "ep", "etp", "sequence_parallel", "distributed_optimizer")
 
 
 @pytest.mark.long

@@ -17,7 +17,7 @@ from mindspeed_precision.dump.writer import RankWriter, create_run
 from mindspeed_precision.errors import ConfigError, IncomparableError
 from mindspeed_precision.flow import compare_runs
 from mindspeed_precision.record.fingerprint import fingerprints
-from mindspeed_precision.record.placement import canonical_index, cut
+from mindspeed_precision.record.placement import TENSOR_GROUP, canonical_index, cut
 from mindspeed_precision.record.sketch import ROUNDOFF, pack, sketch_values
 from mindspeed_precision.record.statistics import statistics_of
 from mindspeed_precision.records import (
@@ -78,11 +78,11 @@ class Rank:
         step = INIT_STEP if phase is Phase.INIT else 0
         key = RecordKey(
             step=step,
-            microbatch=0 if phase is Phase.WGRAD else NO_MICROBATCH,
+            microbatch=0 if phase in (Phase.WGRAD, Phase.ACCUMULATE) else NO_MICROBATCH,
             phase=phase,
             fqn=name,
             role=role,
-            slot=f"{start}:{stop}" if elements else "",
+            slot=f"{start}:{stop}" if elements else "after" if phase is Phase.ACCUMULATE else "",
         )
         ordered, unordered = fingerprints(held.view(np.uint32), index=index)
         sketch = pack(sketch_values(held, index=index), roundoff=ROUNDOFF) if sketched else None
@@ -280,6 +280,56 @@ def test_terms_of_a_sum_are_added(kept, tmp_path):
         assert judged.verdict in allowed[name], judged
         measured = judged.metrics.get("rel_frobenius" if kept == "elements" else "sketch_high")
         assert judged.metrics["bitwise"] or (measured < 1e-6) == (name == "right")
+
+
+def test_sketches_of_terms_of_which_one_overflowed_are_not_added(tmp_path):
+    """The other term of that element would be left in the sum, and be a divergence of healthy fp16 runs."""
+    kind = (Phase.WGRAD, Role.WGRAD)
+    terms = [tensor(NORM, kind, seed=seed) for seed in (1, 2)]
+    terms[0][0] = np.inf
+    one = write(tmp_path / "one", [r.add(NORM, kind, sum(terms), keep=False) for r in ranks_of()])
+    ranks = ranks_of(tp=2, **{NORM: Placement(shape=(5,), partial=TENSOR_GROUP)})
+    for rank, term in zip(ranks, terms, strict=True):
+        rank.add(NORM, kind, term, keep=False)
+    found = align(one, write(tmp_path / "two", ranks))
+    assert not found.pairs
+    assert set(found.unruled.values()) == {
+        f"a sum over {TENSOR_GROUP}: sketches leave out what is not finite (capture.level=tensor)"
+    }
+
+
+def compared_reduction(directory, terms, factor=1.0, *, keep=False):
+    """Compare a gradient that is a sum over two tensor-parallel ranks, times a factor, with that of one."""
+    kind = (Phase.ACCUMULATE, Role.MAIN_GRAD)
+    (alone,) = ranks_of()
+    alone.add(NORM, kind, sum(terms), keep=keep).add(NORM, REDUCED, sum(terms), keep=keep)
+    one = write(directory / "one", [alone])
+    ranks = ranks_of(tp=2, **{NORM: Placement(shape=(5,), partial=TENSOR_GROUP)})
+    for rank, term in zip(ranks, terms, strict=True):
+        rank.add(NORM, kind, term, keep=keep)
+        rank.add(NORM, REDUCED, sum(terms) * np.float32(factor), keep=keep)
+    diagnosis = compare_runs(one.path, write(directory / "two", ranks).path, replay=False)
+    (judged,) = [c for c in diagnosis.comparisons if c.key.phase is Phase.REDUCE]
+    return judged
+
+
+@pytest.mark.parametrize("kept", ["elements", "sketch"])
+@pytest.mark.parametrize("factor", [1.0, 1.0003])
+def test_the_factor_of_a_reduction_over_terms_is_known(kept, factor, tmp_path):
+    """A norm under sequence parallelism: its terms have no norm in common, their sketches add up."""
+    terms = [tensor(NORM, REDUCED, seed=seed) for seed in (1, 2)]
+    judged = compared_reduction(tmp_path, terms, factor, keep=kept == "elements")
+    assert judged.metrics["bitwise"] or judged.metrics["gain_change"] == pytest.approx(factor - 1, rel=1e-3)
+    assert (judged.verdict is Verdict.DIVERGED) == (factor != 1)
+
+
+def test_a_sketch_tells_no_factor_where_something_overflowed(tmp_path):
+    """It has the other rank's term of that element, and not the sum."""
+    terms = [tensor(NORM, REDUCED, seed=seed) for seed in (1, 2)]
+    terms[0][0] = np.inf
+    judged = compared_reduction(tmp_path, terms, 1 + 2.0**-22)
+    assert "gain_change" not in judged.metrics
+    assert judged.verdict is Verdict.WITHIN_TOLERANCE
 
 
 def test_equal_data_parallel_sizes_are_compared_lane_by_lane(tmp_path):

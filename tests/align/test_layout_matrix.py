@@ -144,12 +144,19 @@ CASES = [(name, fault) for name, layout in LAYOUTS.items() for fault in layout.f
 PAIRS = [pair for pair in combinations(LAYOUTS, 2) if LAYOUTS[pair[0]].model == LAYOUTS[pair[1]].model]
 """Layouts of one model, each with every other."""
 
+OF_MODELS = [[name for name, layout in LAYOUTS.items() if layout.model == model] for model in MODELS]
+STARTS = [(names[at - 1], name) for names in OF_MODELS for at, name in enumerate(names)]
+"""Each layout once as what gives the parameters to begin with, and once as what takes them."""
+
 Compare = Callable[..., Diagnosis]
 
 
 @pytest.fixture(scope="module")
-def recorded(megatron, tmp_path_factory) -> Callable[[str], Path]:
-    """Return a function that records a layout, healthy and with its faults, and what it starts from, once."""
+def recorded(megatron, tmp_path_factory) -> Callable[..., Path]:
+    """Return a function that records a layout, healthy and with its faults, and what it starts from, once.
+
+    With ``start`` it records the layout once more, begun as another one began.
+    """
     out = tmp_path_factory.mktemp("matrix")
 
     def record(several: list[dict[str, object]], processes: int) -> None:
@@ -161,18 +168,22 @@ def recorded(megatron, tmp_path_factory) -> Callable[[str], Path]:
             log=out / f"{several[0]['name']}.txt",
         )
 
-    def ready(name: str) -> Path:
+    def ready(name: str, start: str = "") -> Path:
         layout = LAYOUTS[name]
+        settings = {**MODELS[layout.model], **layout.split, "microbatches": STEP // layout.dp}
         if not (out / layout.model).exists():
             record([asked(model, settings={**MODELS[model], "microbatches": STEP}) for model in MODELS], 1)
-        if not (out / place(name, "")).exists():
-            settings = {**MODELS[layout.model], **layout.split, "microbatches": STEP // layout.dp}
+        if not start and not (out / place(name, "")).exists():
             # few in one process: torch.distributed keeps the groups of each, with their threads
             several = [
                 asked(place(name, fault), start=layout.model, plant=fault, settings=settings)
                 for fault in ("", *layout.faults)
             ]
             record(several, layout.processes)
+        if start:
+            ready(start)
+            begun = asked(begun_as(name, start), start=place(start, ""), settings={**settings, "seed": 99})
+            record([begun], layout.processes)
         return out
 
     return ready
@@ -184,6 +195,10 @@ def asked(name, *, settings, start="", plant=""):
 
 def place(name, fault):
     return f"{name}, {fault or 'healthy'}"
+
+
+def begun_as(name, start):
+    return f"{name}, begun as {start}"
 
 
 @pytest.fixture(scope="module")
@@ -311,3 +326,16 @@ def test_two_layouts_agree_and_a_fault_in_one_is_found(baseline, name, compare, 
 
 def held(origin):
     return ", ".join(map(str, origin.held_by))
+
+
+@pytest.mark.parametrize(("start", "name"), STARTS)
+def test_the_parameters_of_any_layout_go_into_another(start, name, recorded):
+    """By the run's own seed it would have others."""
+    folder = recorded(name, start)
+    diagnosis = compare_runs(folder / place(start, ""), folder / begun_as(name, start))
+    initial = {c.key.fqn: c.verdict for c in diagnosis.comparisons if c.key.phase is Phase.INIT}
+    assert set(initial.values()) == {Verdict.IDENTICAL}, render(diagnosis)
+    assert len(initial) == diagnosis.coverage.parameters
+    # the seed is another one, and nothing draws from it
+    wrong = {c.key.role for c in diagnosis.comparisons if c.verdict is Verdict.DIVERGED}
+    assert wrong <= {Role.RNG}, render(diagnosis)

@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 from mindspeed_precision.dump.reader import load_run
 from mindspeed_precision.errors import ExternalCommandError
 from mindspeed_precision.flow import compare_runs
-from mindspeed_precision.records import INIT_STEP, Diagnosis, Phase, Role, Verdict
+from mindspeed_precision.records import INIT_STEP, Diagnosis, Phase, RecordKey, Role, Verdict
 from mindspeed_precision.report.console import render
 
 pytestmark = [pytest.mark.torch, pytest.mark.megatron, pytest.mark.matrix]
@@ -20,6 +20,7 @@ MODEL = {"hidden": 64, "kv_groups": 2}
 GATED = {**MODEL, "swiglu": True, "rmsnorm": True, "untie": True}
 TARGET = "decoder.layers.1.mlp.linear_fc1.weight"
 PROJECTION = "decoder.layers.0.self_attention.linear_proj.weight"
+NORM = "decoder.layers.1.input_layernorm.weight"
 
 
 def compared(diagnosis: Diagnosis) -> set[tuple[Phase, Role]]:
@@ -39,6 +40,11 @@ EVERY_KIND = {
 AFTER_REDUCTION = {kind for kind in EVERY_KIND if kind[0] not in (Phase.WGRAD, Phase.ACCUMULATE)}
 
 
+def _is(key: RecordKey, kind: tuple[Phase, Role]) -> bool:
+    """Tell whether a key is of a kind; what arrives at a bias is a bgrad."""
+    return key.phase is kind[0] and {Role.BGRAD: Role.WGRAD}.get(key.role, key.role) is kind[1]
+
+
 def require_healthy(diagnosis: Diagnosis, kinds: set[tuple[Phase, Role]]) -> None:
     assert diagnosis.status is Verdict.WITHIN_TOLERANCE, render(diagnosis)
     assert diagnosis.findings == ()
@@ -48,7 +54,7 @@ def require_healthy(diagnosis: Diagnosis, kinds: set[tuple[Phase, Role]]) -> Non
     declared = [p for rank in load_run(diagnosis.baseline).ranks.values() for p in rank.parameters]
     parameters = {p.fqn for p in declared if not (p.placement and p.placement.copy_of)}
     for kind in kinds:  # of every parameter, not of some
-        named = {c.key.fqn for c in diagnosis.comparisons if c.key.phase is kind[0]}
+        named = {c.key.fqn for c in diagnosis.comparisons if _is(c.key, kind)}
         assert named >= parameters, kind
     initial = [c for c in diagnosis.comparisons if c.key.step == INIT_STEP]
     assert {c.verdict for c in initial} == {Verdict.IDENTICAL}
@@ -142,6 +148,18 @@ def test_bfloat16_and_the_same_fault_in_it(record):
     assert "1.000300" in first.comparison.reason
 
 
+@pytest.mark.long
+def test_bfloat16_and_that_fault_in_a_sum_over_tensor_parallel_ranks(record):
+    """The gradient of a norm under sequence parallelism, whose norm before the sum no rank knows."""
+    baseline = record(1, dtype="bf16", **GATED)
+    split = {"dtype": "bf16", "tp": 2, "sequence_parallel": True, **GATED}
+    require_healthy(compare_runs(baseline, record(2, start=baseline, **split)), EVERY_KIND)
+    diagnosis = compare_runs(baseline, record(2, start=baseline, plant="scaled_norm", **split))
+    first = diagnosis.first_divergence
+    assert (first.key.fqn, first.key.role, first.key.step) == (NORM, Role.REDUCED_GRAD, 0)
+    assert first.comparison.metrics["gain_change"] == pytest.approx(3e-4, rel=1e-2)
+
+
 PERTURBED = (
     "capture.level=tensor",
     "capture.modules=false",
@@ -188,10 +206,9 @@ def test_a_norm_without_its_reduction_is_found(record):
     baseline = record(1, **GATED)
     candidate = record(2, start=baseline, plant="unreduced_norm", tp=2, sequence_parallel=True, **GATED)
     diagnosis = compare_runs(baseline, candidate)
-    name = "decoder.layers.1.input_layernorm.weight"
-    assert diagnosis.first_divergence.key.fqn == name
+    assert diagnosis.first_divergence.key.fqn == NORM
     (finding,) = [f for f in diagnosis.findings if f.id == "parallel.replicas_differ"]
-    assert finding.where.fqn == name
+    assert finding.where.fqn == NORM
     assert "ranks 0 and ranks 1 hold different bits" in finding.evidence[1]
 
 

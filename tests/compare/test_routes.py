@@ -213,3 +213,19 @@ def test_a_choice_that_cannot_be_computed_is_named_and_not_judged(more, compared
 def test_without_a_tolerance_another_route_is_another_result(tmp_path):
     one, two = (write(tmp_path / name, candidate=name == "two") for name in ("one", "two"))
     assert compare_runs(one, two, replay=False).status is Verdict.DIVERGED
+
+
+def test_a_second_pass_keeps_what_judges_routes_that_nothing_was_kept_of(compared):
+    """Also where the first divergence is elsewhere: a token that rounding turned may be behind it."""
+    diagnosis = compared(keep=False, wrong_row=40)
+    assert place(diagnosis)[0] != ROUTER
+    rules = diagnosis.refinement.settings["capture"]["rules"]
+    kept = {(rule["phase"], rule["fqn"], rule["role"]) for rule in rules if rule["level"] == "tensor"}
+    assert kept >= {
+        ("fprop", ROUTER, "*"),
+        ("fprop", EXPERT_LAYER, "output"),
+        ("fprop", LAYER, "output"),
+        ("init", f"{ROUTER}.*", "param"),
+    }
+    (rule,) = [rule for rule in rules if rule["fqn"] == LAYER]
+    assert (rule["steps"], rule["microbatches"]) == ("0", "0")

@@ -126,3 +126,23 @@ def test_swapped_duplicated_and_shifted_rows_are_seen(rows, columns, data):
     duplicated[other] = bits[one]
     for changed in (swapped, duplicated, np.roll(bits, 1, 0), np.roll(bits.ravel(), 1).reshape(bits.shape)):
         assert (fingerprints(changed)[0] == fingerprints(bits)[0]) == np.array_equal(changed, bits)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.integers(2, 50), st.integers(2, 400), st.sampled_from(["u1", "u2", "u4", "u8"]), st.data())
+def test_rectangles_that_are_swapped_duplicated_or_shifted_are_seen(rows, columns, width, data):
+    """In tensors of many blocks of the fingerprint: keys repeat from one to the next, but for a factor."""
+    generator = np.random.default_rng(rows * 1000 + columns)
+    bits = generator.integers(0, 2**64, (rows, columns), dtype=np.uint64).astype(width)
+    high, wide = data.draw(st.integers(1, rows // 2)), data.draw(st.integers(1, columns // 2))
+    corners = st.tuples(st.integers(0, rows - high), st.integers(0, columns - wide))
+    (top, left), (low, right) = data.draw(corners), data.draw(corners)
+    one = (slice(top, top + high), slice(left, left + wide))
+    other = (slice(low, low + high), slice(right, right + wide))
+    duplicated, exchanged, shifted = bits.copy(), bits.copy(), bits.copy()
+    duplicated[other] = bits[one]
+    shifted[one] = np.roll(bits[one], 1, data.draw(st.integers(0, 1)))
+    if abs(top - low) >= high or abs(left - right) >= wide:
+        exchanged[one], exchanged[other] = bits[other], bits[one]
+    for changed in (duplicated, exchanged, shifted):
+        assert (fingerprints(changed)[0] == fingerprints(bits)[0]) == np.array_equal(changed, bits)

@@ -13,6 +13,7 @@ from mindspeed_precision.testing.trainer import TrainerSettings
 
 TARGET = "decoder.layers.1.mlp.linear_fc1.weight"
 PROJECTION = "decoder.layers.0.self_attention.linear_proj.weight"
+NORM = "decoder.layers.1.input_layernorm.weight"
 
 
 def parameter_of(trainer, name):
@@ -40,13 +41,13 @@ def transposed_shard(trainer):
         parameter.register_hook(lambda grad: grad.t().contiguous().view_as(grad))
 
 
-def scaled_gradient(trainer, factor=1.0003):
+def scaled_gradient(trainer, factor=1.0003, name=TARGET):
     """The reduced gradient of one weight is 1.0003 times what it should be, on every rank."""
     finalize = trainer.config.finalize_model_grads_func
 
     def scaled(*args, **kwargs):
         result = finalize(*args, **kwargs)
-        parameter = parameter_of(trainer, TARGET)
+        parameter = parameter_of(trainer, name)
         if parameter is not None:
             parameter.main_grad.mul_(factor)
         return result
@@ -57,6 +58,11 @@ def scaled_gradient(trainer, factor=1.0003):
 def barely_scaled_gradient(trainer):
     """The same by 1.00002."""
     scaled_gradient(trainer, factor=1.00002)
+
+
+def scaled_norm(trainer):
+    """The same by 1.0003 of a norm's gradient, which under sequence parallelism is a sum over ranks."""
+    scaled_gradient(trainer, name=NORM)
 
 
 def scaled_dgrad(trainer, steps=range(100)):
@@ -79,7 +85,7 @@ def scaled_dgrad_at_step_3(trainer):
 
 def unreduced_norm(trainer):
     """The gradient of one norm misses its sum over the tensor-parallel group (sequence parallelism)."""
-    parameter_of(trainer, "decoder.layers.1.input_layernorm.weight").sequence_parallel = False
+    parameter_of(trainer, NORM).sequence_parallel = False
 
 
 def scaled_stage(trainer):
@@ -186,6 +192,7 @@ FAULTS = (
     transposed_shard,
     scaled_gradient,
     barely_scaled_gradient,
+    scaled_norm,
     scaled_dgrad,
     scaled_dgrad_at_step_3,
     unreduced_norm,
