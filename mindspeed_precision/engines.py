@@ -8,6 +8,7 @@ and its tasks are done again.
 from __future__ import annotations
 
 import importlib.util
+import multiprocessing
 import os
 import re
 from collections import deque
@@ -74,10 +75,25 @@ def outcomes(
     """
     if resources.dask:
         yield from _by_dask(function, tasks, resources)
-    elif resources.workers > 1 and len(tasks) > 1:
+    elif resources.workers > 1 and len(tasks) > 1 and not _is_daemon():
         yield from _by_processes(function, tasks, resources.workers)
     else:
         yield from map(function, tasks)
+
+
+def _is_daemon() -> bool:
+    """Tell whether this process may start none.
+
+    Raises:
+        PrecisionError: it is one of ours, which has not yet come to its task.
+    """
+    process = multiprocessing.current_process()
+    if getattr(process, "_inheriting", False):
+        raise PrecisionError(
+            "each process that reads the runs begins with the script that started it",
+            remedy='put what it calls behind `if __name__ == "__main__":`, or read with one process (jobs=1)',
+        )
+    return process.daemon
 
 
 def _by_processes(
