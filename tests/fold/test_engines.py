@@ -149,7 +149,7 @@ def test_a_process_that_cannot_be_started_is_no_death(monkeypatch):
 
 
 def test_a_process_that_is_started_while_all_end_is_ended_too(monkeypatch):
-    """It was never killed; had the others ended a moment later, the caller would have waited for it for ever."""
+    """It was never killed; a moment later, the caller would have waited for it for ever."""
     start, begun, go_on = multiprocessing.process.BaseProcess.start, Event(), Event()
 
     def slow(process: multiprocessing.process.BaseProcess) -> None:
