@@ -33,6 +33,9 @@ LOCAL = "local"
 _AHEAD = 4
 """Tasks under way for each worker."""
 
+_PATIENCE = 60
+"""Seconds in which a scheduler's first worker must come."""
+
 _DEATHS = 3
 """So many processes may die at a task before it is taken for a fault of the task."""
 
@@ -70,7 +73,7 @@ def outcomes(
         resources: who works.
 
     Raises:
-        ConfigError: Dask is asked for and is not there.
+        ConfigError: Dask is asked for and is not there, or has no worker.
         PrecisionError: workers died again and again.
     """
     if resources.dask:
@@ -161,6 +164,7 @@ def _client(resources: Resources) -> Iterator[Any]:
                 f"no scheduler of Dask answers: {error}", where=resources.dask, remedy=remedy
             ) from error
         with connected as client:
+            _require_workers(client, resources.dask)
             yield client
         return
     with (
@@ -170,6 +174,18 @@ def _client(resources: Resources) -> Iterator[Any]:
         Client(cluster) as client,
     ):
         yield client
+
+
+def _require_workers(client: Any, address: str) -> None:
+    from distributed import TimeoutError as NoneCameError
+
+    try:
+        client.wait_for_workers(1, timeout=_PATIENCE)
+    except NoneCameError as error:
+        remedy = f"start some with `dask worker {address}`"
+        raise ConfigError(
+            f"no worker has joined this scheduler in {_PATIENCE} s", where=address, remedy=remedy
+        ) from error
 
 
 def _dead(task: object) -> PrecisionError:
