@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
@@ -142,6 +143,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except PrecisionError as error:
         return refused(error, words, as_json=as_json)
+    except KeyboardInterrupt:
+        sys.stderr.write(f"{PROGRAM}: interrupted\n")
+        return 128 + signal.SIGINT
     except BrokenPipeError:  # the reader of a pipe went away: `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

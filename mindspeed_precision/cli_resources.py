@@ -94,7 +94,7 @@ def jobs_of(text: str | None) -> int | None:
     """
     if text is None:
         return None
-    if not text.isdecimal() or int(text) < 1:
+    if re.fullmatch(r"0*[1-9][0-9]{0,8}", text) is None:
         expected = "a number of processes, at least 1"
         raise ConfigError("no number of processes", where="--jobs", found=repr(text), expected=expected)
     return int(text)

@@ -8,6 +8,7 @@ and its tasks are done again.
 from __future__ import annotations
 
 import importlib.util
+import multiprocessing
 import os
 import re
 from collections import deque
@@ -31,6 +32,9 @@ LOCAL = "local"
 
 _AHEAD = 4
 """Tasks under way for each worker."""
+
+_PATIENCE = 60
+"""Seconds in which a scheduler's first worker must come."""
 
 _DEATHS = 3
 """So many processes may die at a task before it is taken for a fault of the task."""
@@ -69,15 +73,30 @@ def outcomes(
         resources: who works.
 
     Raises:
-        ConfigError: Dask is asked for and is not there.
+        ConfigError: Dask is asked for and is not there, or has no worker.
         PrecisionError: workers died again and again.
     """
     if resources.dask:
         yield from _by_dask(function, tasks, resources)
-    elif resources.workers > 1 and len(tasks) > 1:
+    elif resources.workers > 1 and len(tasks) > 1 and not _is_daemon():
         yield from _by_processes(function, tasks, resources.workers)
     else:
         yield from map(function, tasks)
+
+
+def _is_daemon() -> bool:
+    """Tell whether this process may start none.
+
+    Raises:
+        PrecisionError: it is one of ours, which has not yet come to its task.
+    """
+    process = multiprocessing.current_process()
+    if getattr(process, "_inheriting", False):
+        raise PrecisionError(
+            "each process that reads the runs begins with the script that started it",
+            remedy='put what it calls behind `if __name__ == "__main__":`, or read with one process (jobs=1)',
+        )
+    return process.daemon
 
 
 def _by_processes(
@@ -145,6 +164,7 @@ def _client(resources: Resources) -> Iterator[Any]:
                 f"no scheduler of Dask answers: {error}", where=resources.dask, remedy=remedy
             ) from error
         with connected as client:
+            _require_workers(client, resources.dask)
             yield client
         return
     with (
@@ -154,6 +174,18 @@ def _client(resources: Resources) -> Iterator[Any]:
         Client(cluster) as client,
     ):
         yield client
+
+
+def _require_workers(client: Any, address: str) -> None:
+    from distributed import TimeoutError as NoneCameError
+
+    try:
+        client.wait_for_workers(1, timeout=_PATIENCE)
+    except NoneCameError as error:
+        remedy = f"start some with `dask worker {address}`"
+        raise ConfigError(
+            f"no worker has joined this scheduler in {_PATIENCE} s", where=address, remedy=remedy
+        ) from error
 
 
 def _dead(task: object) -> PrecisionError:

@@ -20,8 +20,11 @@ _MOST = 16
 """Hashes per document: each takes a tenth of a second, and a document may come from anybody."""
 
 _MARK = "<redacted"
-_SECRETS = {"secret", "password", "passwd", "passphrase", "credential", "apikey", "pwd"}
-_KEYS = {"api", "access", "private", "secret", "auth", "account", "signing", "encryption", "license"}
+_SECRETS = {"secret", "password", "passwd", "passphrase", "credential", "apikey", "pwd", "jwt"}
+_KEYS = {
+    *("api", "access", "private", "secret", "auth", "account", "signing", "encryption", "license"),
+    *("ssh", "wandb", "comet", "neptune"),
+}
 _NOT_ITSELF = {"file", "path", "dir", "type", "policy", "count", "length", "size", "num", "id", "name", "url"}
 """``password_file`` names a file; ids are told by their form."""
 _VOCABULARY = {
@@ -59,13 +62,16 @@ _FORMS = tuple(
 _SUSPECT = re.compile(r"[=:\s]|hf_|gh[pousr]_|github_pat_|glpat-|xox|AKIA|ASIA|AIza|eyJ|sk-")
 """What every form has some of; most names and numbers have none."""
 _PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----[^-]*(?:-----END [A-Z ]{0,40}-----)?")
-_IN_URL = re.compile(r"(://[^/\s:@]*:)([^/\s@]+)(?=@)")
+_IN_URL = re.compile(r"(://[^/\s:@]*:)([^/\s]+)(?=@)")
+_ALONE_IN_URL = re.compile(r"(https?://)((?=[^/\s:@]*\d)[^/\s:@]{16,})(?=@)")
 _IN_QUERY = re.compile(
     r"(?i)([?&](?:x-(?:amz|goog)-(?:signature|credential|security-token)|signature|sig|[\w-]*token)=)([^&\s'\"#<]+)"
 )
-_BEARER = re.compile(r"(?i)(?<!\w)((?:bearer|basic)\s+)([\w.~+/-]{16,}=*)")
-_NAME = re.compile(r"(?<![\w.-])(-{0,2}[A-Za-z_][\w.-]*)(\s*[=:]\s*|\s+)")
-_VALUE = re.compile(r"""("[^"]*"|'[^']*'|[^\s,;&"']+)""")
+_BEARER = re.compile(r"(?i)(?<!\w)((?:bearer|basic|authorization:\s*\w+)\s+)([\w.~+/-]{16,}=*)")
+_NAME = re.compile(r"""(?<![\w.-])(-{0,2}[A-Za-z_][\w.-]*)(\\?["']?\s*[=:]\s*|\s+)""")
+_VALUE = re.compile(r"""\\"[^"\\]*\\"|"(?:[^"\\]|\\.)*"|'[^']*'|["']?[^\s,;&"']+""")
+"""The first is a text of JSON within a text of JSON."""
+_ASSIGNED = re.compile(r"(-{1,2}[A-Za-z_][\w.-]*=|[A-Z_][A-Z0-9_]*=)(.+)", re.DOTALL)
 
 
 def is_secret_name(name: str) -> bool:
@@ -134,8 +140,16 @@ class _Redaction:
         found = []
         for before, word in zip(["", *words], words, strict=False):
             option = before.startswith("-") and "=" not in before and is_secret_name(before)
-            found.append(self._hash(word) if option and not word.startswith("--") else self.text(word))
+            hidden = option and not word.startswith("--")
+            found.append(self._hash(word) if hidden else self._assigned(word))
         return found
+
+    def _assigned(self, word: str) -> str:
+        """A word that gives a secret its value is that value to its end: ``--password=a,b c``."""
+        match = _ASSIGNED.fullmatch(word)
+        if match is None or not is_secret_name(match[1]) or match[1].lower().endswith("token="):
+            return self.text(word)
+        return match[1] + self._hash(match[2])
 
     def text(self, text: str) -> str:
         if text.startswith(_MARK) or not _SUSPECT.search(text):
@@ -144,6 +158,7 @@ class _Redaction:
             text = form.sub(lambda match: self._hash(match.group()), text)
         text = _PRIVATE_KEY.sub(lambda match: self._hash(match.group()), text)
         text = _IN_URL.sub(lambda match: match.group(1) + self._hash(match.group(2)), text)
+        text = _ALONE_IN_URL.sub(lambda match: match.group(1) + self._hash(match.group(2)), text)
         text = _IN_QUERY.sub(lambda match: match.group(1) + self._hash(match.group(2)), text)
         text = _BEARER.sub(lambda match: match.group(1) + self._hash(match.group(2)), text)
         return self._named(text)

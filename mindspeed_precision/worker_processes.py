@@ -7,15 +7,21 @@ which everybody waits for ever. Here the end of a process is the end of its pipe
 
 from __future__ import annotations
 
+import copy
 import multiprocessing
 import signal
-from collections.abc import Callable
-from contextlib import suppress
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from queue import SimpleQueue
+from threading import Lock
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from mindspeed_precision.errors import PrecisionError
 
 Task = TypeVar("Task")
 Outcome = TypeVar("Outcome")
@@ -23,6 +29,14 @@ Outcome = TypeVar("Outcome")
 
 class ProcessDiedError(Exception):
     """The process that did a task is gone, and has not answered."""
+
+
+class ElsewhereError(Exception):
+    """Where in the other process an error was raised; the cause of the error that is raised here."""
+
+    def __str__(self) -> str:
+        """Return the traceback as it was there."""
+        return f"\n\n{self.args[0]}"
 
 
 class WorkerProcesses:
@@ -36,6 +50,7 @@ class WorkerProcesses:
         self._context = multiprocessing.get_context("spawn")
         self._idle: SimpleQueue[tuple[BaseProcess, Connection] | None] = SimpleQueue()
         self._started: list[BaseProcess] = []
+        self._starting = Lock()
         self._closed = False
         for _ in range(count):
             self._idle.put(None)
@@ -49,32 +64,38 @@ class WorkerProcesses:
 
         Raises:
             ProcessDiedError: the process did not live to answer; another takes its place.
-            Exception: what the function raised.
+            PrecisionError: no process can be started.
+            Exception: what the function raised; its cause tells where.
         """
         worker = self._idle.get()
         try:
-            process, connection = worker or self._start()
-            worker = process, connection
-            connection.send((function, task))
-            answered, outcome = connection.recv()
-        except (EOFError, OSError) as error:
+            worker = worker or self._start()
+            answered, outcome, told = _asked(worker[1], function, task)
+        except BaseException:  # also one that leaves a part of the answer in the pipe
             _end(worker)
             worker = None
-            raise ProcessDiedError from error
+            raise
         finally:
             self._idle.put(worker)
         if not answered:
-            raise outcome
+            raise outcome from ElsewhereError(told)
         return outcome  # type: ignore[no-any-return]
 
     def _start(self) -> tuple[BaseProcess, Connection]:
-        if self._closed:
-            raise EOFError
-        ours, theirs = self._context.Pipe()
-        process = self._context.Process(target=_serve, args=(theirs,), daemon=True)
-        process.start()
-        theirs.close()  # the last one that has it open is the process, so that its end is seen
-        self._started.append(process)
+        try:
+            ours, theirs = self._context.Pipe()
+            with theirs, self._starting:  # the last one that has theirs open is the process: its end is seen
+                if self._closed:
+                    raise ProcessDiedError
+                process = self._context.Process(target=_serve, args=(theirs,), daemon=True)
+                with _without_interrupt():
+                    process.start()
+                self._started.append(process)
+        except OSError as error:
+            remedy = "allow more processes or files (`ulimit -u`, `ulimit -n`), or read with fewer: --jobs"
+            raise PrecisionError(
+                f"no process can be started to read with: {error.strerror}", remedy=remedy
+            ) from error
         return process, ours
 
     def __enter__(self) -> WorkerProcesses:
@@ -84,11 +105,21 @@ class WorkerProcesses:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """End all processes, also those that are at a task; who waits for one gets ProcessDiedError."""
-        self._closed = True
+        with self._starting:  # one that is being started is known afterwards
+            self._closed = True
         for process in self._started:
             process.kill()
         for process in self._started:
             process.join()
+
+
+def _asked(connection: Connection, function: Callable[[Task], Outcome], task: Task) -> tuple[bool, Any, str]:
+    try:
+        connection.send((function, task))
+        answer: tuple[bool, Any, str] = connection.recv()
+    except (EOFError, OSError) as error:
+        raise ProcessDiedError from error
+    return answer
 
 
 def _end(worker: tuple[BaseProcess, Connection] | None) -> None:
@@ -99,13 +130,50 @@ def _end(worker: tuple[BaseProcess, Connection] | None) -> None:
         process.join()
 
 
+@contextmanager
+def _without_interrupt() -> Iterator[None]:
+    """Block the terminal's interrupt in this thread: a process that it starts has it blocked from the first.
+
+    It is for the caller, who ends the processes.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    resource_tracker.ensure_running()  # it would unblock it
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _serve(connection: Connection) -> None:
-    """Do tasks until the pipe ends. An interrupt of the terminal is for the caller, who ends this process."""
+    """Do tasks until the pipe ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with suppress(EOFError):
+    with suppress(EOFError, OSError):  # the caller is gone
         while True:
-            function, task = connection.recv()
             try:
-                connection.send((True, function(task)))
-            except Exception as error:  # noqa: BLE001  the caller's, also where an outcome cannot be pickled
-                connection.send((False, error))
+                function, task = connection.recv()
+            except (ImportError, AttributeError) as error:  # this process does not find the function
+                _refuse(connection, error)
+                continue
+            _answer(connection, function, task)
+
+
+def _answer(connection: Connection, function: Callable[[Task], Outcome], task: Task) -> None:
+    try:
+        connection.send((True, function(task), ""))
+    except Exception as error:  # noqa: BLE001  the caller's, also where an outcome cannot be pickled
+        _refuse(connection, error)
+
+
+def _refuse(connection: Connection, error: Exception) -> None:
+    """Send an error; in the place of one that cannot be sent, or not be made again there, its text."""
+    told = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    try:
+        copy.copy(error)
+        connection.send((False, error, told))
+    except OSError:
+        raise
+    except Exception:  # noqa: BLE001  whatever making it raises
+        connection.send((False, RuntimeError(f"{type(error).__name__}: {error}"), told))

@@ -16,6 +16,7 @@ from mindspeed_precision.counting import count
 from mindspeed_precision.dump.format import INDEX
 from mindspeed_precision.dump.reader import Run, load_run
 from mindspeed_precision.errors import ConfigError
+from mindspeed_precision.permissions import make_directory, write_text
 from mindspeed_precision.records import CheckOutcome, Examination, Finding
 from mindspeed_precision.redaction import redact_words
 
@@ -197,10 +198,8 @@ def write_certificate(certificate: Certificate, directory: str | Path) -> Path:
     """
     path = Path(directory) / FILE
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(
-            json.dumps(as_plain(certificate), indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
-        )
+        make_directory(path.parent, exist_ok=True)
+        write_text(path, json.dumps(as_plain(certificate), indent=1, ensure_ascii=False) + "\n")
     except OSError as error:
         raise ConfigError("cannot be written", where=str(path), found=str(error.strerror)) from error
     return path

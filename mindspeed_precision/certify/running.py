@@ -11,6 +11,7 @@ from pathlib import Path
 from mindspeed_precision.certify.certificate import Certificate, certify_runs
 from mindspeed_precision.certify.launching import Launching, PlannedRun
 from mindspeed_precision.errors import ConfigError, ExternalCommandError
+from mindspeed_precision.permissions import make_directory, open_new
 
 _TAIL = 20
 
@@ -44,7 +45,7 @@ def certify_launch(
         words, out=directory, environment=dict(os.environ if environment is None else environment)
     )
     planned = launching.twice(steps) if resume_at is None else launching.resumed(resume_at, steps)
-    directory.mkdir(parents=True, exist_ok=True)
+    make_directory(directory, exist_ok=True)
     for number, run in enumerate(planned, start=1):
         sys.stderr.write(
             f"certify: run {number} of {len(planned)} ({run.name}), log {directory / run.name}.log\n"
@@ -54,7 +55,7 @@ def certify_launch(
 
 
 def _start(run: PlannedRun, log: Path) -> None:
-    with log.open("wb") as stream:
+    with open_new(log, "wb") as stream:
         try:
             ended = subprocess.run(
                 run.words, env=dict(run.environment), stdout=stream, stderr=subprocess.STDOUT, check=False

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from mindspeed_precision.backends.base import HostTensor
 from mindspeed_precision.counting import count
+from mindspeed_precision.dump.payload import representable
 from mindspeed_precision.errors import CheckpointError
 from mindspeed_precision.record.placement import places_of
 from mindspeed_precision.records import Placement, TensorRecord
@@ -53,15 +54,20 @@ class Stored:
         """
         if self.load is None:
             raise CheckpointError("only digests were recorded of this tensor", where=self.name)
-        found = self.load()
-        if found.shape != self.shape:
+        if not representable(self.shape):
+            found = str(self.shape[:33])
+            raise CheckpointError(
+                "a shape that no tensor has", where=f"{self.source}: {self.name}", found=found
+            )
+        elements = self.load()
+        if elements.shape != self.shape:
             raise CheckpointError(
                 "elements do not fit the shape",
                 where=self.source,
-                found=str(found.shape),
+                found=str(elements.shape),
                 expected=str(self.shape),
             )
-        return found
+        return elements
 
     def host(self) -> HostTensor:
         """Return the elements with their type."""

@@ -17,6 +17,7 @@ from mindspeed_precision.dump.format import MANIFEST, rank_directory
 from mindspeed_precision.dump.inside import read_inside
 from mindspeed_precision.dump.strict_json import load_object
 from mindspeed_precision.errors import DumpError
+from mindspeed_precision.permissions import make_directory
 
 _NAME = re.compile(r"restart(\d{2,})")
 _COUNT = "TORCHELASTIC_RESTART_COUNT"
@@ -52,13 +53,13 @@ def begin_attempt(run: Path, restart: str) -> Path:
         DumpError: something is there, and this is no restart of it; or the directory cannot be made.
     """
     try:
-        run.mkdir(parents=True, exist_ok=True)
+        make_directory(run, exist_ok=True)
         occupied = _occupied(run)
         if occupied:
             _require_restart(run, restart, occupied)
             last = attempt_directories(run)[-1:]
             directory = run / _name(1 + int(last[0].name.removeprefix("restart")) if last else 1)
-            directory.mkdir()
+            make_directory(directory)
         else:
             directory = run
     except OSError as error:

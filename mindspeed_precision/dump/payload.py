@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,14 @@ _WIDTHS = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "U16": 2, "I
 _WIDTHS |= {"U32": 4, "I32": 4, "F32": 4, "U64": 8, "I64": 8, "F64": 8}
 _ENTRY: Mapping[str, tuple[type, ...]] = {"dtype": (str,), "shape": (list,), "data_offsets": (list,)}
 _HEADER_LIMIT = 100_000_000
+_MOST_DIMENSIONS = 32
+"""What every numpy can hold; no tensor of a model has as many."""
+_MOST_ELEMENTS = 1 << 59
+
+
+def representable(shape: Sequence[int]) -> bool:
+    """Tell whether an array can have this shape, also where it is empty."""
+    return len(shape) <= _MOST_DIMENSIONS and math.prod(size or 1 for size in shape) <= _MOST_ELEMENTS
 
 
 def tag_of(dtype: str) -> str:
@@ -92,6 +100,9 @@ def _entry(plain: Any, *, where: str) -> _Entry:
     if plain["dtype"] not in _WIDTHS or len(plain["data_offsets"]) != 2 or not well_formed:
         raise DumpError("ill-formed tensor", where=where, found=str(plain))
     start, end = plain["data_offsets"]
+    if not representable(plain["shape"]):
+        found = str(plain["shape"][: _MOST_DIMENSIONS + 1])
+        raise DumpError("a shape that no tensor has", where=where, found=found)
     size = _WIDTHS[plain["dtype"]] * math.prod(plain["shape"])
     if end - start != size:
         found = f"{end - start} bytes"

@@ -38,6 +38,7 @@ from mindspeed_precision.dump.payload import write_payload
 from mindspeed_precision.dump.strict_json import load_object
 from mindspeed_precision.dump.whole_file import whole_file
 from mindspeed_precision.errors import DumpError
+from mindspeed_precision.permissions import make_directory, open_new
 from mindspeed_precision.records import ParameterDeclaration, Place, RankCoordinates, TensorRecord
 from mindspeed_precision.redaction import redact
 
@@ -137,8 +138,8 @@ class RankWriter:
         self._coming: set[str] = set()
         self.records = self.index_bytes = self.payload_bytes = 0
         try:
-            self.directory.mkdir(parents=True)
-            self._file = self._path.open("xb", buffering=0)
+            make_directory(self.directory)
+            self._file = open_new(self._path, "xb", buffering=0)
         except FileExistsError as error:
             where, remedy = str(self.directory), "give another one with --precision-debug-out"
             raise DumpError(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mindspeed_precision.errors import DumpError, PrecisionError
+from mindspeed_precision.permissions import make_directory
 
 
 class ValueWriter(Protocol):
@@ -49,7 +50,7 @@ class TensorBoardWriter:
                 remedy="remove them, or export to another directory",
             )
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            make_directory(directory, exist_ok=True)
         except OSError as error:
             raise DumpError(f"cannot write: {error.strerror}", where=str(directory)) from error
         self.directory = directory

@@ -14,6 +14,7 @@ from mindspeed_precision.errors import ConfigError, DumpError
 from mindspeed_precision.msprobe.config_lists import OF_TASK
 from mindspeed_precision.msprobe.files import read_json
 from mindspeed_precision.msprobe.translation import Translation
+from mindspeed_precision.permissions import write_text
 
 _TASKS = ("statistics", "tensor")
 _LARGEST = 1 << 20
@@ -78,7 +79,7 @@ def write_config(found: Translation, out: str | Path, *, source: str) -> None:
     if path.exists():
         raise ConfigError("exists, and nothing is overwritten", where=str(path), expected="a new file")
     try:
-        part.write_text(found.yaml(source), encoding="utf-8")
+        write_text(part, found.yaml(source))
         part.rename(path)
     except OSError as error:
         raise ConfigError(f"cannot write: {error.strerror}", where=str(path)) from error

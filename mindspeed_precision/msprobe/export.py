@@ -22,6 +22,7 @@ from mindspeed_precision.msprobe.exported_calls import Call, ModuleNames, calls_
 from mindspeed_precision.msprobe.files import CONSTRUCT, DUMP, ELEMENTS, STACK, WRITTEN_BY
 from mindspeed_precision.msprobe.reader import is_dump, load_dump
 from mindspeed_precision.msprobe.torch_writer import write_torch_file
+from mindspeed_precision.permissions import make_directory, write_text
 from mindspeed_precision.record.elements import to_numbers
 from mindspeed_precision.records import INIT_STEP, Phase, RecordKey, Role, TensorRecord
 
@@ -102,7 +103,8 @@ def _write(run: Run, part: Path, names: ModuleNames, *, elements: bool) -> Expor
     for (step, number), calls in steps.items():
         rank = run.ranks[number]
         directory = part / f"step{step}" / f"rank{number}"
-        directory.mkdir(mode=0o750, parents=True)
+        make_directory(directory.parent, exist_ok=True)
+        directory.mkdir(mode=0o750)
         writer = _StepWriter(run, rank, directory, exported.task, names)
         data = {call.name(names, rank): writer.entry(call, step) for call in calls}
         data = {name: entry for name, entry in data.items() if entry}
@@ -227,8 +229,7 @@ class _StepWriter:
         files = {DUMP: {**head, "data": data}, CONSTRUCT: construct, STACK: stack}
         for file, plain in files.items():
             path = self._directory / file
-            path.write_text(json.dumps(plain, indent=1), encoding="utf-8")
-            path.chmod(0o640)
+            write_text(path, json.dumps(plain, indent=1), permissions=0o640)
 
     def _microbatches(self, calls: Iterable[Call]) -> int:
         return max((call.microbatch for call in calls), default=0)

@@ -165,5 +165,8 @@ def _load_wrapper(declaration: PatchDeclaration, *, allow_external: bool) -> Wra
     value = _import(module, Outcome.WRAPPER).get(name)
     if not callable(value):
         raise _UnresolvedError(Outcome.WRAPPER, f"{module} has no function {name}")
+    home = str(getattr(value, "__module__", ""))
+    if home.partition(".")[0] != _OWN_PACKAGE and not allow_external:  # what a module of ours imports
+        raise _UnresolvedError(Outcome.WRAPPER, f"{module} has {name} from {home}, outside {_OWN_PACKAGE}")
     wrapper: Wrapper = value
     return wrapper

@@ -12,6 +12,7 @@ from mindspeed_precision.align.mapping import Mapping as NameMapping
 from mindspeed_precision.dump.reader import Run
 from mindspeed_precision.errors import DumpError
 from mindspeed_precision.fold.folding import Folded
+from mindspeed_precision.permissions import make_directory, open_new, write_text
 from mindspeed_precision.records import Comparison, Diagnosis, Pair, Side, TensorRecord
 from mindspeed_precision.report import html
 from mindspeed_precision.report.facts import ReportFacts, report_facts
@@ -75,7 +76,7 @@ def write_files(
     """
     out = Path(directory)
     try:
-        out.mkdir(parents=True, exist_ok=True)
+        make_directory(out, exist_ok=True)
         written = {"verdict": "", "comparisons": str(_write_table(diagnosis, out))}
         (out / NAME).unlink(missing_ok=True)
         if diagnosis.refinement is not None:
@@ -110,7 +111,7 @@ def _write_reports(facts: ReportFacts, out: Path, config: str) -> dict[str, str]
 def _write(path: Path, text: str) -> Path:
     """Write a file beside its place and move it there: what is half written is never found."""
     part = path.with_name(f".{path.name}.part")
-    part.write_text(text, encoding="utf-8", errors="backslashreplace")
+    write_text(part, text, errors="backslashreplace")
     part.replace(path)
     return path
 
@@ -124,10 +125,11 @@ def _write_table(diagnosis: Diagnosis, out: Path) -> Path:
     if importlib.util.find_spec("pyarrow") is not None:
         import pandas as pd  # half a second to import: only where such a table is written
 
-        pd.DataFrame(rows).to_parquet(parquet)
+        with open_new(parquet, "wb") as file:
+            pd.DataFrame(rows).to_parquet(file)
         return parquet
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    with plain.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
+    with open_new(plain, "w", encoding="utf-8", errors="backslashreplace", newline="") as file:
         writer = csv.DictWriter(file, columns, lineterminator="\n")
         writer.writeheader()
         writer.writerows(

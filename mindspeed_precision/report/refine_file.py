@@ -13,6 +13,7 @@ from typing import Any
 
 from mindspeed_precision.counting import count
 from mindspeed_precision.errors import ConfigError, DumpError
+from mindspeed_precision.permissions import open_new
 from mindspeed_precision.records import INIT_STEP, Diagnosis, Refinement, Side, Verdict
 from mindspeed_precision.report.phrases import byte_count
 
@@ -82,7 +83,7 @@ def write_refine_file(
     """
     text = refine_text(refinement, baseline=baseline, candidate=candidate)
     try:
-        with path.open("x" if new else "w", encoding="utf-8") as file:
+        with open_new(path, "x" if new else "w", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
         raise DumpError(f"cannot write the settings: {error.strerror}", where=str(path)) from error

@@ -24,6 +24,7 @@ FOUNDATION = {
     "engines",
     "foreign_yaml",
     "meanings",
+    "permissions",
     "progress",
     "redaction",
     "repeats",

@@ -118,6 +118,8 @@ def test_a_file_that_no_index_names_is_said(huggingface, tmp_path):
         ({"dtype": "F32", "shape": [-4], "data_offsets": [0, 16]}, "ill-formed"),
         ({"dtype": "F99", "shape": [4], "data_offsets": [0, 16]}, "ill-formed"),
         ({"dtype": "F32", "shape": [4], "data_offsets": [8, 24]}, "gaps"),
+        ({"dtype": "F32", "shape": [1] * 99 + [4], "data_offsets": [0, 16]}, "a shape that no tensor has"),
+        ({"dtype": "F32", "shape": [0, 10**25], "data_offsets": [0, 0]}, "a shape that no tensor has"),
     ],
 )
 def test_headers_of_safetensors_that_lie(entry, words, tmp_path):
@@ -169,8 +171,10 @@ def test_the_archive_written_by_hand_is_a_good_one(tmp_path):
         (tensor_pickle(4, (4,), (1,), offset=1), "a tensor larger than its storage"),
         (tensor_pickle(4, (2, -2), (2, 1)), "a tensor of negative size"),
         (tensor_pickle(4, (2, 2), (1,)), "an ill-formed tensor"),
+        (tensor_pickle(4, (1,) * 100, (1,) * 100), "a shape that no tensor has"),
+        (tensor_pickle(4, (0, 10**25), (1, 1)), "a shape that no tensor has"),
     ],
-    ids=["10^12 elements", "expanded", "beyond", "negative", "strides"],
+    ids=["10^12 elements", "expanded", "beyond", "negative", "strides", "100 dimensions", "empty"],
 )
 def test_tensors_that_claim_more_than_there_is(data, words, tmp_path):
     refused(archive(tmp_path / "lie.pt", data, storages={"0": bytes(16)}), words)
@@ -292,6 +296,9 @@ def test_a_small_file_of_mindspore_that_claims_much(tmp_path):
     path = tmp_path / "lie.ckpt"
     path.write_bytes(field(1, field(1, b"w") + field(2, tensor)))
     refused(path, "a parameter that has not the bytes of its shape")
+    tensor = b"\x08\x01" * 40 + field(2, b"Float32") + field(3, bytes(4))
+    path.write_bytes(field(1, field(1, b"w") + field(2, tensor)))
+    refused(path, "a shape that no tensor has")
 
 
 def test_bad_input_is_exit_status_2_and_one_line(tmp_path, capsys):

@@ -425,3 +425,12 @@ def test_a_calibrated_comparison(tmp_path, capsys):
     assert (status, out) == (2, "")
     assert "was not perturbed" in err
     assert err.count("\n") == 1
+
+
+def test_an_interrupt_is_one_line_and_the_status_of_one(monkeypatch, capsys):
+    def interrupt(search_path: object = ()) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("mindspeed_precision.patching.explain.list_rows", interrupt)
+    assert main(["patches", "list"]) == 130
+    assert capsys.readouterr().err == "mindspeed-precision: interrupted\n"

@@ -240,6 +240,7 @@ def test_payloads_that_are_broken(run):
         ({"0": {"dtype": "F32", "shape": [-4], "data_offsets": [0, 16]}}, "ill-formed"),
         ({"0": {"dtype": "F32", "shape": [4], "data_offsets": []}}, "ill-formed"),
         ({"0": {"dtype": "F32", "shape": [4]}}, "missing key"),
+        ({"0": {"dtype": "F32", "shape": [4] + [1] * 99, "data_offsets": [0, 16]}}, "that no tensor has"),
         ({"0": {"dtype": "F32", "shape": [2], "data_offsets": [8, 16]}}, "leave gaps"),
         ({"1": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}, "no such tensor"),
         ({"0": {"dtype": "I32", "shape": [4], "data_offsets": [0, 16]}}, "does not fit its record"),

@@ -71,6 +71,14 @@ def test_an_address_where_nobody_answers_is_one_clear_error(runs, capsys):
     assert "tcp://127.0.0.1:9" in capsys.readouterr().err
 
 
+def test_a_scheduler_without_workers_is_one_clear_error(runs, capsys, monkeypatch):
+    monkeypatch.setattr("mindspeed_precision.engines._PATIENCE", 1)
+    words = ["compare", *map(str, runs), "--memory", str(smallest(*runs))]
+    with distributed.LocalCluster(n_workers=0, processes=True, dashboard_address=None) as empty:
+        assert main([*words, "--dask", empty.scheduler_address]) == 2
+    assert "no worker has joined this scheduler" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("address", ["scheduler", "tcp://host:port", "runs/baseline"])
 def test_what_is_no_address_is_refused(runs, capsys, address):
     words = ["compare", *map(str, runs), "--memory", str(smallest(*runs))]

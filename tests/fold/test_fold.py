@@ -261,7 +261,14 @@ def test_the_command_folds_and_says_so(baseline, tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("--memory", "much"), ("--memory", "2GB"), ("--memory", ""), ("--jobs", "0"), ("--jobs", "all")],
+    [
+        ("--memory", "much"),
+        ("--memory", "2GB"),
+        ("--memory", ""),
+        ("--jobs", "0"),
+        ("--jobs", "all"),
+        ("--jobs", "9" * 5000),
+    ],
 )
 def test_options_that_are_no_numbers_are_refused(baseline, capsys, option, value):
     assert main(["compare", str(baseline), str(baseline), option, value]) == 2

@@ -83,7 +83,7 @@ def test_a_payload_of_a_name_that_is_none(run, name):
         read_everything(run)
 
 
-@pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
+@pytest.mark.parametrize("mask", [0o022, 0o077, 0o002, 0o000])
 def test_what_is_written_follows_the_umask(tmp_path, monkeypatch, mask):
     monkeypatch.chdir(tmp_path)
     before = os.umask(mask)
@@ -96,5 +96,5 @@ def test_what_is_written_follows_the_umask(tmp_path, monkeypatch, mask):
     assert len(found) > 10
     for path in found:
         mode = stat.S_IMODE(path.stat().st_mode)
-        assert mode == (0o777 if path.is_dir() else 0o666) & ~mask, path
+        assert mode == (0o775 if path.is_dir() else 0o664) & ~mask, path
         assert not mode & stat.S_IWOTH

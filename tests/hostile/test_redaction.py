@@ -92,6 +92,15 @@ def test_what_only_sounds_like_one_stays(name, value):
         ("password: hunter2", "hunter2"),
         ("error: login with password=hunter2 failed", "hunter2"),
         ("export DB_PASSWORD='two words'", "two words"),
+        ('{"lr": 1, "api_key": "a b", "x": 2}', "a b"),
+        ("{'wandb_api_key' : 'abc123'}", "abc123"),
+        (r'"--logger={\"api_key\": \"abc123\"}"', "abc123"),
+        ('{"password": "ab\\"xyz"}', "xyz"),
+        ('"password": "cut of', "cut"),
+        ("postgresql://user:pw@1234@host/runs", "1234"),
+        ("git+https://0123456789abcdef0123@github.com/x/y", "0123456789abcdef0123"),
+        ("Authorization: Token 0123456789abcdef", "0123456789abcdef"),
+        ("--wandb-key abc123 --jwt=a.b", "abc123"),
         ("-----BEGIN RSA PRIVATE KEY-----\nMIIEow\n-----END RSA PRIVATE KEY-----", "MIIEow"),
         ("ghp_" + "a1B2" * 9, "a1B2a1B2"),
         ("eyJhbGciOiJI.eyJzdWIiOiIx.SflKxwRJ", "SflKxwRJ"),
@@ -109,6 +118,8 @@ def test_a_secret_is_taken_out_of_a_text(text, secret):
         "the token is lost, the secret of a good step",
         "decoder.layers.0.self_attention.linear_qkv.weight",
         "https://host:8080/a@b",
+        "abfs://container-of-runs-01@account.dfs.core.windows.net/run",
+        '{"pad_token": "[PAD]", "tokenizer": "abc", "key": "value"}',
         "https://host/run?step=5&signal=loss",
         "s3://bucket/key=value/part",
         "RuntimeError: expected key: 'weight', found: 'bias'",
@@ -142,6 +153,13 @@ def test_words_of_a_command_line():
     assert found[6].startswith("--secret=<redacted")
     assert found[3:6] == words[3:6]  # an option without a value
     assert found[7:] == words[7:]
+
+
+@pytest.mark.parametrize("word", ["--db-password=ab,cd", "DB_PASSWORD=x ab;cd", "--a.api-key='ab'cd"])
+def test_a_word_that_gives_a_secret_its_value_is_that_value_to_its_end(word):
+    (found,) = redact_words([word])
+    assert re.fullmatch(r"[^=]+=<redacted, [0-9a-f]{4}>", found)
+    assert redact_words([found]) == [found]
 
 
 @pytest.mark.torch

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -101,3 +103,17 @@ def test_elements_are_written_where_all_were_kept(tmp_path):
     like = Path(__file__).with_name("golden") / "torch-L0-statistics-statistics"
     assert export_run(run, tmp_path / "as", like=like).task == "statistics"
     assert not list((tmp_path / "as").rglob("*.pt"))
+
+
+@pytest.mark.parametrize("mask", [0o077, 0o000])
+def test_permissions_are_what_the_umask_leaves(tmp_path, mask):
+    run = write_fake_run(tmp_path / "run")
+    before = os.umask(mask)
+    try:
+        export_run(load_run(run), tmp_path / "above" / "dump")
+    finally:
+        os.umask(before)
+    written = list((tmp_path / "above").rglob("*.json"))
+    assert len(written) > 2
+    for path in [*written, tmp_path / "above"]:
+        assert not stat.S_IMODE(path.stat().st_mode) & (mask | stat.S_IWOTH), path

@@ -7,6 +7,7 @@ import importlib.util
 import logging
 import sys
 import textwrap
+from dataclasses import replace
 from types import ModuleType
 
 import pytest
@@ -483,6 +484,21 @@ def test_error_of_the_program_passes_and_patches_are_undone(victim):
 def test_external_wrapper_needs_leave(victim):
     with pytest.raises(PatchError, match=r"outside mindspeed_precision.*patches\.allow_external=true"):
         PatchSession([declare()]).install()
+
+
+@pytest.mark.parametrize("name", ["Enum", "Version"])
+def test_what_a_module_of_ours_imports_is_external_too(victim, name):
+    declaration = replace(declare(), wrapper=f"mindspeed_precision.patching.resolve:{name}")
+    with pytest.raises(PatchError, match="outside mindspeed_precision"):
+        PatchSession([declaration]).install()
+
+
+def test_a_wrapper_cannot_name_the_program(victim):
+    """Importing it ran the commands, and ended the training."""
+    sys.modules.pop("mindspeed_precision.__main__", None)
+    declaration = replace(declare(), wrapper="mindspeed_precision.__main__:nothing")
+    with pytest.raises(PatchError, match="has no function nothing"):
+        PatchSession([declaration]).install()
 
 
 def test_engine_runs_without_torch():
