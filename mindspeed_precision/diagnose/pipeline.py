@@ -219,6 +219,7 @@ def _status(
     ids = {finding.id for finding in findings}
     if any(id_.startswith("vacuous.") for id_ in ids) or ids & {
         "coverage.unmatched_records",
+        "coverage.ranks_missing",
         "coverage.not_judged",
         "coverage.ranks_not_linked",
         "optimizer.parameters_unmoved",

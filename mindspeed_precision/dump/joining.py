@@ -39,7 +39,8 @@ def join(attempts: Sequence[tuple[str, Run]]) -> Run:
     ranks = {number: _joined(number, kept) for number in kept[0].run.ranks}
     manifest = {**kept[0].run.manifest, "findings": _findings([run for _, run in attempts])}
     notes += [note for one in kept for note in _told(one, kept)]
-    return replace(base, manifest=manifest, ranks=ranks, notes=tuple(notes))
+    missing = kept[0].run.missing
+    return replace(base, manifest=manifest, ranks=ranks, notes=tuple(notes), missing=missing)
 
 
 def _kept(attempts: Sequence[tuple[str, Run]]) -> tuple[list[_Attempt], list[str]]:

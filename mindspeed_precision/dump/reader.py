@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -124,12 +124,14 @@ class Run:
         manifest: ``run.json``.
         ranks: by rank number, ascending.
         notes: what a reader must know: ranks that are missing or did not end, steps and records lost.
+        missing: which ranks that were to record have no records, in words; a note says it, too.
     """
 
     path: Path
     manifest: dict[str, Any]
     ranks: dict[int, RankRecords]
     notes: tuple[str, ...] = ()
+    missing: str = ""
 
     @property
     def framework(self) -> str:
@@ -203,9 +205,13 @@ def load_attempt(path: Path, wanted: Wanted | None = None) -> Run:
         require_rank(records, rank)
         ranks[rank] = _thinned(records, wanted)
         notes += [f"rank {rank}: {note}" for note in records.notes]
-    if ranks:
-        notes += missing_ranks(path, manifest, ranks)
-    return Run(path=path, manifest=manifest, ranks=ranks, notes=tuple(notes))
+    missing = missing_ranks(path, manifest, ranks) if ranks else ""
+    return Run(path=path, manifest=manifest, ranks=ranks, notes=with_missing(notes, missing), missing=missing)
+
+
+def with_missing(notes: Iterable[str], missing: str) -> tuple[str, ...]:
+    """Return the notes of a run, the last of which tells which ranks are missing."""
+    return (*notes, missing) if missing else tuple(notes)
 
 
 def nothing_written(rank: int) -> str:
@@ -282,8 +288,8 @@ def _wanted_ranks(path: Path, manifest: dict[str, Any], default: int) -> tuple[l
     return NumberSet.parse(str(wanted), where=f"{path / MANIFEST}: settings.ranks").below(size), size
 
 
-def missing_ranks(path: Path, manifest: dict[str, Any], ranks: Mapping[int, RankRecords]) -> list[str]:
-    """Return a note of the ranks that should have recorded and did not.
+def missing_ranks(path: Path, manifest: dict[str, Any], ranks: Mapping[int, RankRecords]) -> str:
+    """Say which ranks should have recorded and did not; nothing where all did.
 
     Args:
         path: of the run.
@@ -295,10 +301,10 @@ def missing_ranks(path: Path, manifest: dict[str, Any], ranks: Mapping[int, Rank
     number = sum(some.stop - some.start for some in wanted)
     number -= sum(any(rank in some for some in wanted) for rank in ranks)
     if not number:
-        return []
+        return ""
     missing = islice((rank for some in wanted for rank in some if rank not in ranks), 8)
     names = ", ".join(map(str, missing)) + (" …" if number > 8 else "")
-    return [f"no records of {number} of {size} ranks: {names}"]
+    return f"no records of {number} of {size} ranks: {names}"
 
 
 @dataclass

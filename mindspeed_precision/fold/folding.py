@@ -23,6 +23,7 @@ from mindspeed_precision.dump.reader import (
     missing_ranks,
     nothing_written,
     rank_numbers,
+    with_missing,
 )
 from mindspeed_precision.engines import Resources, outcomes
 from mindspeed_precision.errors import DumpError
@@ -252,5 +253,5 @@ def _whole_run(
         )
     if not found:
         raise DumpError("no rank of this run wrote anything", where=str(path), expected=rank_directory(0))
-    notes += missing_ranks(path, manifest, found)
-    return Run(path=path, manifest=manifest, ranks=found, notes=tuple(notes))
+    missing = missing_ranks(path, manifest, found)
+    return Run(path=path, manifest=manifest, ranks=found, notes=with_missing(notes, missing), missing=missing)

@@ -605,6 +605,7 @@ def test_every_registered_id_is_exercised_by_a_test():
         "coverage.parameter_without_wgrad",
         "coverage.not_judged",
         "coverage.ranks_not_linked",
+        "coverage.ranks_missing",
         "vacuous.lr_zero",
         "vacuous.no_gradient",
         "vacuous.no_records",

@@ -77,6 +77,21 @@ def unmatched(facts: Facts) -> Iterable[Finding]:
     )
 
 
+@rule("coverage.ranks_missing")
+def ranks_missing(facts: Facts) -> Iterable[Finding]:
+    """Report ranks that were to record and have no records: a directory that was lost, or not copied."""
+    told = [f"{side.value}: {run.missing}" for side, run in facts.whole.items() if run.missing]
+    if told:
+        yield Finding(
+            id="coverage.ranks_missing",
+            severity=Severity.WARNING,
+            confidence=1.0,
+            title="ranks that were to record have no records: not compared",
+            evidence=tuple(told),
+            remedy="bring the directories of these ranks; record some ranks alone with the setting `ranks`",
+        )
+
+
 def _about_frozen(facts: Facts, unmatched: Unmatched) -> bool:
     name = unmatched.key.fqn
     return any(name in (parameter, parameter.rpartition(".")[0]) for parameter in facts.trained_on_one_side)
