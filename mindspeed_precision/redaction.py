@@ -29,20 +29,8 @@ _NOT_ITSELF = {"file", "path", "dir", "type", "policy", "count", "length", "size
 """``password_file`` names a file; ids are told by their form."""
 _VOCABULARY = {
     *("pad", "eos", "bos", "eod", "sep", "cls", "mask", "unk", "image", "img", "video", "audio", "special"),
-    *(
-        "per",
-        "prompt",
-        "start",
-        "end",
-        "class",
-        "stop",
-        "prefix",
-        "suffix",
-        "middle",
-        "vision",
-        "text",
-        "box",
-    ),
+    *("per", "prompt", "start", "end", "class", "stop", "prefix", "suffix", "middle", "vision", "text"),
+    "box",
 }
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _FORMS = tuple(
@@ -52,6 +40,8 @@ _FORMS = tuple(
         r"gh[pousr]_[A-Za-z0-9]{20,}",
         r"github_pat_\w{20,}",
         r"glpat-[\w-]{16,}",
+        r"npm_[A-Za-z0-9]{30,}",
+        r"pypi-[\w-]{40,}",
         r"xox[abprs]-[\w-]{10,}",
         r"(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Z0-9])",
         r"AIza[\w-]{35}",
@@ -59,7 +49,7 @@ _FORMS = tuple(
         r"sk-(?=[\w-]*\d)(?=[\w-]*[A-Z])[\w-]{20,}",
     )
 )
-_SUSPECT = re.compile(r"[=:\s]|hf_|gh[pousr]_|github_pat_|glpat-|xox|AKIA|ASIA|AIza|eyJ|sk-")
+_SUSPECT = re.compile(r"[=:\s]|hf_|gh[pousr]_|github_pat_|glpat-|npm_|pypi-|xox|AKIA|ASIA|AIza|eyJ|sk-")
 """What every form has some of; most names and numbers have none."""
 _PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----[^-]*(?:-----END [A-Z ]{0,40}-----)?")
 _IN_URL = re.compile(r"(://[^/\s:@]*:)([^/\s]+)(?=@)")

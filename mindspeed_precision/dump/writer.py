@@ -62,9 +62,9 @@ def write_manifest(directory: Path, manifest: Mapping[str, Any]) -> None:
     """Write ``run.json`` into the directory of an attempt; its ``schema`` is set here, secrets are taken out.
 
     Raises:
-        DumpError: it cannot be written.
+        DumpError: it cannot be written, or another launch began there at the same time.
     """
-    _write_manifest(directory, {**manifest, "schema": SCHEMA})
+    _write_manifest(directory, {**manifest, "schema": SCHEMA}, first=True)
 
 
 def update_manifest(directory: Path, changes: Mapping[str, Any]) -> None:
@@ -81,13 +81,17 @@ def update_manifest(directory: Path, changes: Mapping[str, Any]) -> None:
     _write_manifest(directory, {**plain, **changes, "schema": SCHEMA})
 
 
-def _write_manifest(directory: Path, manifest: Mapping[str, Any]) -> None:
+def _write_manifest(directory: Path, manifest: Mapping[str, Any], *, first: bool = False) -> None:
     path = directory / MANIFEST
     try:
         text = json.dumps(redact(_without_infinities(manifest)), allow_nan=False, indent=1)
-        _write_and_rename(path, text.encode() + b"\n")
+        with whole_file(path, first=first) as file:
+            file.write(text.encode() + b"\n")
     except (TypeError, ValueError) as error:
         raise DumpError(f"the manifest cannot be written as JSON: {error}", where=str(path)) from error
+    except FileExistsError as error:
+        remedy = "give each launch a directory of its own with --precision-debug-out"
+        raise DumpError("another launch began in this directory", where=str(path), remedy=remedy) from error
     except OSError as error:
         raise DumpError(f"cannot write the manifest: {error.strerror}", where=str(path)) from error
 

@@ -132,10 +132,15 @@ def _write_table(diagnosis: Diagnosis, out: Path) -> Path:
     with open_new(plain, "w", encoding="utf-8", errors="backslashreplace", newline="") as file:
         writer = csv.DictWriter(file, columns, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(
-            {name: "" if value != value else value for name, value in row.items()} for row in rows
-        )
+        writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
     return plain
+
+
+def _cell(value: Any) -> Any:
+    """Return what a spreadsheet takes for what it is: NaN is empty, and no text from a run is a formula."""
+    if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
+        return f"'{value}"
+    return "" if value != value else value
 
 
 def _row(comparison: Comparison) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from mindspeed_precision.testing.fake_runs import write_fake_run
 HF = "hf_" + "aB3" * 11
 AWS = "AKIA" + "IOSFODNN7EXAMPLE"
 OPENAI = "sk-proj-" + "Ab1" * 12
+NPM, PYPI = "npm_" + "aB3" * 12, "pypi-" + "AgEI" * 12
 SECRETS = {
     "HF_TOKEN": HF,
     "WANDB_API_KEY": "0123456789abcdef0123456789abcdef01234567",
@@ -82,6 +83,8 @@ def test_what_only_sounds_like_one_stays(name, value):
         (f"pushed with {HF} to the hub", HF),
         (f"{AWS} was refused", AWS),
         (OPENAI, OPENAI),
+        (f"published by {NPM}", NPM),
+        (f"{PYPI} was refused", PYPI),
         ("https://user:pw-1234@host/repository", "pw-1234"),
         ("https://host/run?X-Amz-Expires=60&X-Amz-Signature=5ec2e7aa", "5ec2e7aa"),
         ("--init-from abfs://c@account/run?sv=2024&sig=a%2Fb5ec", "a%2Fb5ec"),

@@ -126,3 +126,15 @@ def test_exit_status(status, expected, diagnoses):
 def test_a_finding_of_severity_error_makes_the_status_1(diagnoses):
     error = diagnoses["diverged"].findings
     assert exit_status(replace(diagnoses["identical"], findings=error))[0] == 1
+
+
+@pytest.mark.skipif(importlib.util.find_spec("pyarrow") is not None, reason="writes parquet")
+@pytest.mark.parametrize("reason", ['=HYPERLINK("https://x")', "+1", "@SUM(1)", "\t=1"])
+def test_no_text_of_a_run_is_a_formula_in_a_spreadsheet(diagnoses, tmp_path, reason):
+    one, *rest = diagnoses["diverged"].comparisons
+    written = replace(diagnoses["diverged"], comparisons=(replace(one, reason=reason), *rest))
+    write_files(written, tmp_path)
+    with (tmp_path / "comparisons.csv").open(newline="") as file:
+        row = next(csv.DictReader(file))
+    assert row["reason"] == f"'{reason}"
+    assert float(row["step"]) == one.key.step  # numbers stay numbers
