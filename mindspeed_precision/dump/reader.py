@@ -116,6 +116,19 @@ class RankRecords:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MissingRanks:
+    """Ranks that were to record and have no records.
+
+    Attributes:
+        count: how many.
+        text: which, in words.
+    """
+
+    count: int
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Run:
     """A run directory, read.
 
@@ -124,14 +137,14 @@ class Run:
         manifest: ``run.json``.
         ranks: by rank number, ascending.
         notes: what a reader must know: ranks that are missing or did not end, steps and records lost.
-        missing: which ranks that were to record have no records, in words; a note says it, too.
+        missing: ranks that were to record and have no records; a note says it, too.
     """
 
     path: Path
     manifest: dict[str, Any]
     ranks: dict[int, RankRecords]
     notes: tuple[str, ...] = ()
-    missing: str = ""
+    missing: MissingRanks | None = None
 
     @property
     def framework(self) -> str:
@@ -205,13 +218,13 @@ def load_attempt(path: Path, wanted: Wanted | None = None) -> Run:
         require_rank(records, rank)
         ranks[rank] = _thinned(records, wanted)
         notes += [f"rank {rank}: {note}" for note in records.notes]
-    missing = missing_ranks(path, manifest, ranks) if ranks else ""
+    missing = missing_ranks(path, manifest, ranks) if ranks else None
     return Run(path=path, manifest=manifest, ranks=ranks, notes=with_missing(notes, missing), missing=missing)
 
 
-def with_missing(notes: Iterable[str], missing: str) -> tuple[str, ...]:
+def with_missing(notes: Iterable[str], missing: MissingRanks | None) -> tuple[str, ...]:
     """Return the notes of a run, the last of which tells which ranks are missing."""
-    return (*notes, missing) if missing else tuple(notes)
+    return tuple(notes) if missing is None else (*notes, missing.text)
 
 
 def nothing_written(rank: int) -> str:
@@ -288,8 +301,10 @@ def _wanted_ranks(path: Path, manifest: dict[str, Any], default: int) -> tuple[l
     return NumberSet.parse(str(wanted), where=f"{path / MANIFEST}: settings.ranks").below(size), size
 
 
-def missing_ranks(path: Path, manifest: dict[str, Any], ranks: Mapping[int, RankRecords]) -> str:
-    """Say which ranks should have recorded and did not; nothing where all did.
+def missing_ranks(
+    path: Path, manifest: dict[str, Any], ranks: Mapping[int, RankRecords]
+) -> MissingRanks | None:
+    """Return the ranks that should have recorded and did not; None where all did.
 
     Args:
         path: of the run.
@@ -301,10 +316,10 @@ def missing_ranks(path: Path, manifest: dict[str, Any], ranks: Mapping[int, Rank
     number = sum(some.stop - some.start for some in wanted)
     number -= sum(any(rank in some for some in wanted) for rank in ranks)
     if not number:
-        return ""
+        return None
     missing = islice((rank for some in wanted for rank in some if rank not in ranks), 8)
     names = ", ".join(map(str, missing)) + (" …" if number > 8 else "")
-    return f"no records of {number} of {size} ranks: {names}"
+    return MissingRanks(count=number, text=f"no records of {number} of {size} ranks: {names}")
 
 
 @dataclass

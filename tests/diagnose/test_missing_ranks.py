@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from mindspeed_precision import compare_runs
+from mindspeed_precision import check_run, compare_runs
 from mindspeed_precision.dump.writer import update_manifest
 from mindspeed_precision.engines import Resources
 from mindspeed_precision.records import Verdict
@@ -37,3 +37,18 @@ def test_a_rank_that_was_not_to_record_is_no_gap(runs):
     found = compare_runs(*runs)
     assert found.status is Verdict.IDENTICAL
     assert "coverage.ranks_missing" not in {one.id for one in found.findings}
+
+
+@pytest.mark.parametrize("memory", [1, 1 << 31])
+def test_a_check_names_ranks_that_were_lost(runs, memory):
+    shutil.rmtree(runs[0] / "rank00001")
+    answers = [check_run(run, resources=Resources(memory=memory, jobs=1)) for run in runs]
+    (finding,) = [one for one in answers[0].findings if one.id == "coverage.ranks_missing"]
+    assert finding.evidence == ("no records of 1 of 2 ranks: 1",)
+    assert not answers[1].findings
+
+
+def test_a_check_takes_ranks_that_were_not_to_record_for_no_gap(runs):
+    shutil.rmtree(runs[0] / "rank00001")
+    update_manifest(runs[0], {"settings": {"ranks": "0"}})
+    assert "coverage.ranks_missing" not in {one.id for one in check_run(runs[0]).findings}

@@ -80,7 +80,7 @@ def unmatched(facts: Facts) -> Iterable[Finding]:
 @rule("coverage.ranks_missing")
 def ranks_missing(facts: Facts) -> Iterable[Finding]:
     """Report ranks that were to record and have no records: a directory that was lost, or not copied."""
-    told = [f"{side.value}: {run.missing}" for side, run in facts.whole.items() if run.missing]
+    told = [f"{side.value}: {run.missing.text}" for side, run in facts.whole.items() if run.missing]
     if told:
         yield Finding(
             id="coverage.ranks_missing",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
+from mindspeed_precision.dump.reader import MissingRanks
 from mindspeed_precision.records import Finding, Phase, Role, Severity, TensorRecord
 from mindspeed_precision.verify.invariants.registry import invariant
 from mindspeed_precision.verify.registry import Answer
@@ -107,6 +108,7 @@ def _updates(facts: RunFacts) -> Finding | None:
 
 @invariant(
     "coverage.run_stopped",
+    "coverage.ranks_missing",
     holds="every rank recorded until the run ended as planned",
     unit="ranks",
     span=[whole_run()],
@@ -116,28 +118,48 @@ def ended(facts: RunFacts) -> Answer:
     size = max(rank.coordinates.world_size for rank in facts.ranks.values())
     stopped = [number for number, rank in facts.ranks.items() if not rank.complete]
     last = {number: max(rank.steps, default=-1) for number, rank in facts.ranks.items()}
-    if not stopped and len(set(last.values())) == 1:
-        return Answer(
-            exercised=len(facts.ranks), skipped="" if len(facts.ranks) == size else _missing(facts, size)
-        )
+    findings = []
+    if stopped or len(set(last.values())) != 1:
+        findings.append(_stopped(facts, stopped or sorted(last)))
+    lost = facts.run.missing
+    if lost is not None:
+        findings.append(_lost(lost))
+    chosen = len(facts.ranks) < size and not findings
+    number = 0 if lost is None else lost.count
+    return Answer(
+        exercised=len(facts.ranks) + number,
+        failed=max(len(stopped) + number, 1) if findings else 0,
+        findings=tuple(findings),
+        skipped=f"{len(facts.ranks)} of {size} ranks were to record" if chosen else "",
+    )
+
+
+def _stopped(facts: RunFacts, ranks: Sequence[int]) -> Finding:
+    incomplete = sum(not facts.ranks[number].complete for number in ranks)
     whole = (
         f"step {max(facts.steps)} is the last one that every rank has" if facts.steps else "no step is whole"
     )
-    finding = Finding(
+    return Finding(
         id="coverage.run_stopped",
         severity=Severity.WARNING,
         confidence=1.0,
-        title=f"{len(stopped)} of {len(facts.ranks)} ranks did not end as planned"
-        if stopped
+        title=f"{incomplete} of {len(facts.ranks)} ranks did not end as planned"
+        if incomplete
         else "the records of the ranks end at different steps",
-        evidence=(whole, f"ranks {', '.join(map(str, stopped or sorted(last)))}"),
+        evidence=(whole, f"ranks {', '.join(map(str, ranks))}"),
         remedy="what is said of this run is said of its whole steps alone; look at the log for why it ended",
     )
-    return Answer(exercised=len(facts.ranks), failed=max(len(stopped), 1), findings=(finding,))
 
 
-def _missing(facts: RunFacts, size: int) -> str:
-    return f"{len(facts.ranks)} of {size} ranks were recorded"
+def _lost(ranks: MissingRanks) -> Finding:
+    return Finding(
+        id="coverage.ranks_missing",
+        severity=Severity.WARNING,
+        confidence=1.0,
+        title="ranks that were to record have no records: nothing is said of them",
+        evidence=(ranks.text,),
+        remedy="bring the directories of these ranks; record some ranks alone with the setting `ranks`",
+    )
 
 
 def _vacuous(id_: str, title: str, remedy: str) -> Finding:
