@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from mindspeed_precision.backends.base import HostTensor
+from mindspeed_precision.dump.format import parse_line
 from mindspeed_precision.dump.reader import load_run
 from mindspeed_precision.dump.writer import RankWriter, create_run
 from mindspeed_precision.errors import DumpError
@@ -301,3 +302,10 @@ def test_a_section_that_is_null_is_absent(tmp_path, changes):
     check_run(run)
     compare_runs(run, run)
     assert None not in load_run(run).manifest.get("config", {}).values()
+
+
+def test_a_line_that_is_too_long_is_not_parsed(monkeypatch):
+    line = b'{"kind":"problem","step":0,"message":' + b"[],".join([b"["] * 400)
+    monkeypatch.setattr("mindspeed_precision.dump.format.LONGEST_LINE", 1000)
+    with pytest.raises(DumpError, match=r"index.jsonl line 3.*so long.*found \d{4} bytes.*1000 at most"):
+        parse_line(line, where="index.jsonl line 3")
