@@ -190,6 +190,11 @@ def test_a_process_that_may_start_none_reads_by_itself():
     process.join()
 
 
+INTERRUPTIBLE = """
+import signal
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+"""
 SCRIPT = """
 import os, sys, time
 from mindspeed_precision.engines import Resources, outcomes
@@ -198,9 +203,12 @@ from mindspeed_precision.engines import Resources, outcomes
 
 
 def started(tmp_path: Path, **parts: str) -> subprocess.Popen[str]:
-    """Start a script in a group of processes of its own, as a terminal does."""
+    """Start a script in a group of processes of its own, which an interrupt ends: as a terminal does.
+
+    What a shell starts behind itself, as these tests may be, ignores it, and so does what that starts.
+    """
     script = tmp_path / "script.py"
-    script.write_text(SCRIPT.format(**parts))
+    script.write_text(INTERRUPTIBLE + SCRIPT.format(**parts))
     return subprocess.Popen(
         [sys.executable, "-W", "ignore", str(script)],
         stderr=subprocess.PIPE,
