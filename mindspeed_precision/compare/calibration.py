@@ -25,9 +25,9 @@ from mindspeed_precision.records import Comparison, Pair, Phase, RecordKey, Role
 FACTOR = 4.0
 """Largest error that is allowed, in units of the reference; the worst of healthy pairs is 2.2."""
 
-AFTER_UPDATES = 4.0
+AFTER_UPDATES = 16.0
 """How much more is allowed once an optimizer has updated what both runs began with, but no more than the
-policy allows; the worst is 1.9.
+policy allows; the worst of healthy pairs is 6.7, on two processors.
 
 An element whose gradient is nearly nothing is moved by as much as any other, in a direction that rounding
 decides: how many there are, and where, is luck that one perturbed run does not show."""

@@ -251,7 +251,7 @@ def at_step(pair, step):
 
 @pytest.mark.parametrize(
     ("step", "policy", "allowed"),
-    [(0, 1.0, 4e-3), (1, 1.0, 16e-3), (7, 1.0, 16e-3), (1, 0.01, 0.01), (1, 1e-3, 4e-3)],
+    [(0, 1.0, 4e-3), (1, 1.0, 64e-3), (7, 1.0, 64e-3), (1, 0.01, 0.01), (1, 1e-3, 4e-3)],
 )
 def test_behind_an_update_more_is_allowed_up_to_the_bound_of_the_policy(step, policy, allowed):
     key = RecordKey(step=step, microbatch=0, phase=Phase.WGRAD, fqn=LINEAR, role=Role.WGRAD)
