@@ -307,7 +307,7 @@ class _Schema:
 
 
 def read_document(path: Path, schema: type, *, kind: str, remedy: str) -> dict[str, Any]:
-    """Read a YAML file into plain data, checked against a schema: for one of the package, by tests.
+    """Read a YAML file into plain data, checked against a schema.
 
     Args:
         path: of the file, which is there.
@@ -318,9 +318,8 @@ def read_document(path: Path, schema: type, *, kind: str, remedy: str) -> dict[s
     Raises:
         ConfigError: it is no YAML, has unknown keys or values of another type, or is of another version.
     """
-    if path.is_relative_to(data_directory("configs")):
-        return read_shipped(path, schema)
-    return read_foreign(path, schema, kind=kind, remedy=remedy)
+    own = read_shipped(path, schema) if path.is_relative_to(data_directory("configs")) else None
+    return own if own is not None else read_foreign(path, schema, kind=kind, remedy=remedy)
 
 
 def read_foreign(path: Path, schema: type, *, kind: str, remedy: str) -> dict[str, Any]:

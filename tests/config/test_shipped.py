@@ -1,4 +1,4 @@
-"""What comes with the package fits its schema, which nobody asks again when it is read."""
+"""Files of the package are read quickly, and as others are; one that somebody changed is checked as those."""
 
 from __future__ import annotations
 
@@ -50,6 +50,26 @@ def test_every_file_of_the_package_is_asked():
 def test_a_file_of_a_user_is_checked(tmp_path, text, said):
     file = tmp_path / "policy.yaml"
     file.write_text(text)
+    schema = importlib.import_module("mindspeed_precision.compare.policy")._Schema
+    with pytest.raises(config.ConfigError, match=said):
+        config.read_document(file, schema, kind="policy", remedy="")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("title:", "titel:", "titel"),
+        ("schema: 1", "schema: 2", "another version"),
+        ("rules:", "rules: 3\nrun:", "not a List"),
+        ("title:", "title: [", "not readable as YAML"),
+    ],
+)
+def test_a_file_of_the_package_that_somebody_changed_is_checked(tmp_path, monkeypatch, old, new, said):
+    text = (CONFIGS / "policies" / "tolerance.yaml").read_text()
+    file = tmp_path / "tolerance.yaml"
+    file.write_text(text.replace(old, new, 1))
+    assert file.read_text() != text
+    monkeypatch.setattr(config, "data_directory", lambda _name: tmp_path)
     schema = importlib.import_module("mindspeed_precision.compare.policy")._Schema
     with pytest.raises(config.ConfigError, match=said):
         config.read_document(file, schema, kind="policy", remedy="")
