@@ -55,9 +55,8 @@ def _record(python: str, model: dict[str, Any], out: Path, tool: str, settings: 
 def _cpu(command: Sequence[str]) -> float:
     """Return the CPU seconds of a command."""
     environment = {**os.environ, "PATH": f"{Path(command[0]).parent}{os.pathsep}{os.environ['PATH']}"}
-    environment.pop(
-        "PYTHONDONTWRITEBYTECODE", None
-    )  # pip compiles what it installs, a checkout compiles once
+    # pip compiles what it installs, a checkout compiles once
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(command, capture_output=True, check=False, umask=0o027, env=environment)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -263,6 +263,11 @@ class Digest:
     sketch: Sketch | None = None
     exact: bool = True
 
+    @property
+    def finite(self) -> bool:
+        """Whether no element is NaN or infinite, as far as statistics say."""
+        return self.statistics is None or not (self.statistics.nans or self.statistics.infs)
+
     def same_bits(self, other: Digest) -> bool:
         """Tell whether both are of the same bits; what is not known is not the same."""
         return self.exact and other.exact and self.fingerprint == other.fingerprint

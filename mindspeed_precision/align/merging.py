@@ -162,14 +162,9 @@ def _problem(terms: Sequence[Sequence[Shard]], shape: tuple[int, ...]) -> str:
     summed = first.part.placement.partial or ("a step" if first.term else "")
     if summed and not all(s.record.digest.sketch or s.record.payload for s in every):
         return f"a sum over {summed}: fingerprints do not add up to those of a sum (capture.level=sketch)"
-    if summed and not all(s.record.payload for s in every) and not all(_finite(s.record) for s in every):
+    if summed and not all(s.record.payload for s in every) and not all(s.record.digest.finite for s in every):
         return f"a sum over {summed}: sketches leave out what is not finite (capture.level=tensor)"
     return ""
-
-
-def _finite(record: TensorRecord) -> bool:
-    known = record.digest.statistics
-    return known is None or not (known.nans or known.infs)
 
 
 def _digest(chosen: Sequence[Shard], terms: Sequence[int]) -> Digest:

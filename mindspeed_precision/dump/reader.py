@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -218,13 +218,14 @@ def load_attempt(path: Path, wanted: Wanted | None = None) -> Run:
         require_rank(records, rank)
         ranks[rank] = _thinned(records, wanted)
         notes += [f"rank {rank}: {note}" for note in records.notes]
-    missing = missing_ranks(path, manifest, ranks) if ranks else None
-    return Run(path=path, manifest=manifest, ranks=ranks, notes=with_missing(notes, missing), missing=missing)
+    return run_of(path, manifest, ranks, notes)
 
 
-def with_missing(notes: Iterable[str], missing: MissingRanks | None) -> tuple[str, ...]:
-    """Return the notes of a run, the last of which tells which ranks are missing."""
-    return tuple(notes) if missing is None else (*notes, missing.text)
+def run_of(path: Path, manifest: dict[str, Any], ranks: dict[int, RankRecords], notes: Sequence[str]) -> Run:
+    """Return a run of these ranks, which knows which others were to record; the last note tells it."""
+    missing = _missing_ranks(path, manifest, ranks) if ranks else None
+    told = tuple(notes) if missing is None else (*notes, missing.text)
+    return Run(path=path, manifest=manifest, ranks=ranks, notes=told, missing=missing)
 
 
 def nothing_written(rank: int) -> str:
@@ -301,7 +302,7 @@ def _wanted_ranks(path: Path, manifest: dict[str, Any], default: int) -> tuple[l
     return NumberSet.parse(str(wanted), where=f"{path / MANIFEST}: settings.ranks").below(size), size
 
 
-def missing_ranks(
+def _missing_ranks(
     path: Path, manifest: dict[str, Any], ranks: Mapping[int, RankRecords]
 ) -> MissingRanks | None:
     """Return the ranks that should have recorded and did not; None where all did.

@@ -85,8 +85,7 @@ def _write_manifest(directory: Path, manifest: Mapping[str, Any], *, first: bool
     path = directory / MANIFEST
     try:
         text = json.dumps(redact(_without_infinities(manifest)), allow_nan=False, indent=1)
-        with whole_file(path, first=first) as file:
-            file.write(text.encode() + b"\n")
+        _write_and_rename(path, text.encode() + b"\n", first=first)
     except (TypeError, ValueError) as error:
         raise DumpError(f"the manifest cannot be written as JSON: {error}", where=str(path)) from error
     except FileExistsError as error:
@@ -107,8 +106,8 @@ def _without_infinities(value: Any) -> Any:
     return value
 
 
-def _write_and_rename(path: Path, data: bytes) -> None:
-    with whole_file(path) as file:
+def _write_and_rename(path: Path, data: bytes, *, first: bool = False) -> None:
+    with whole_file(path, first=first) as file:
         file.write(data)
 
 

@@ -20,10 +20,9 @@ from mindspeed_precision.dump.reader import (
     Run,
     load_manifest,
     load_rank,
-    missing_ranks,
     nothing_written,
     rank_numbers,
-    with_missing,
+    run_of,
 )
 from mindspeed_precision.engines import Resources, outcomes
 from mindspeed_precision.errors import DumpError
@@ -253,5 +252,4 @@ def _whole_run(
         )
     if not found:
         raise DumpError("no rank of this run wrote anything", where=str(path), expected=rank_directory(0))
-    missing = missing_ranks(path, manifest, found)
-    return Run(path=path, manifest=manifest, ranks=found, notes=with_missing(notes, missing), missing=missing)
+    return run_of(path, manifest, found, notes)

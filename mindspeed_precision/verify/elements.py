@@ -54,8 +54,7 @@ def norm_of(record: TensorRecord | None) -> float | None:
 
 def is_finite(record: TensorRecord) -> bool:
     """Tell whether no element is NaN or infinite, as far as statistics say."""
-    found = record.digest.statistics
-    return found is None or not (found.nans or found.infs)
+    return record.digest.finite
 
 
 def moments_of(record: TensorRecord | None) -> tuple[float, float] | None:

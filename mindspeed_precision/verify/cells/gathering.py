@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_precision.dump.format import rank_directory
-from mindspeed_precision.dump.reader import RankRecords, Run, missing_ranks, nothing_written, with_missing
+from mindspeed_precision.dump.reader import RankRecords, Run, nothing_written, run_of
 from mindspeed_precision.errors import DumpError, PrecisionError
 from mindspeed_precision.records import TensorRecord
 from mindspeed_precision.verify.cells.plan import PER_RECORD
@@ -95,9 +95,7 @@ class Gathered:
                 notes.append(nothing_written(number))
                 continue
             notes += [f"rank {number}: {note}" for note in ranks[number].notes]
-        missing = missing_ranks(path, manifest, ranks)
-        told = with_missing(notes, missing)
-        return Run(path=path, manifest=manifest, ranks=ranks, notes=told, missing=missing)
+        return run_of(path, manifest, ranks, notes)
 
 
 __all__ = ["Gathered"]

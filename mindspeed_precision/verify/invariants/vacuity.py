@@ -120,7 +120,7 @@ def ended(facts: RunFacts) -> Answer:
     last = {number: max(rank.steps, default=-1) for number, rank in facts.ranks.items()}
     findings = []
     if stopped or len(set(last.values())) != 1:
-        findings.append(_stopped(facts, stopped or sorted(last)))
+        findings.append(_stopped(facts, stopped))
     lost = facts.run.missing
     if lost is not None:
         findings.append(_lost(lost))
@@ -134,8 +134,7 @@ def ended(facts: RunFacts) -> Answer:
     )
 
 
-def _stopped(facts: RunFacts, ranks: Sequence[int]) -> Finding:
-    incomplete = sum(not facts.ranks[number].complete for number in ranks)
+def _stopped(facts: RunFacts, stopped: Sequence[int]) -> Finding:
     whole = (
         f"step {max(facts.steps)} is the last one that every rank has" if facts.steps else "no step is whole"
     )
@@ -143,10 +142,10 @@ def _stopped(facts: RunFacts, ranks: Sequence[int]) -> Finding:
         id="coverage.run_stopped",
         severity=Severity.WARNING,
         confidence=1.0,
-        title=f"{incomplete} of {len(facts.ranks)} ranks did not end as planned"
-        if incomplete
+        title=f"{len(stopped)} of {len(facts.ranks)} ranks did not end as planned"
+        if stopped
         else "the records of the ranks end at different steps",
-        evidence=(whole, f"ranks {', '.join(map(str, ranks))}"),
+        evidence=(whole, f"ranks {', '.join(map(str, stopped or sorted(facts.ranks)))}"),
         remedy="what is said of this run is said of its whole steps alone; look at the log for why it ended",
     )
 
